@@ -1,0 +1,368 @@
+"""Audio files to shards: every file is read, resampled, trimmed, scaled, encoded and appended.
+
+Files are worked on by several processes and written by one, in the order they were listed, so
+that the result has the same bytes for any number of workers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+import torch
+
+from txl_audio.codecs.mulaw import MuLawCodec, clipped_count
+from txl_audio.data import audio
+from txl_audio.data.datasets import Recording, assign_splits, find_recordings
+from txl_audio.data.shards import Document, Shards, ShardWriter, symbol_dtype
+from txl_audio.tokens import Codec, DataError, TokenSpec
+
+MANIFEST_FILE = "manifest.jsonl"
+REJECTED_FILE = "rejected.json"
+# Starting a process costs about two seconds, as much as preparing this many short files.
+_FILES_PER_WORKER = 256
+
+Progress = Callable[[int, int, float], None]
+"""Called after every file with (files done, files in all, seconds of audio so far)."""
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A file that was left out, and why."""
+
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PrepareReport:
+    """What `prepare` did.
+
+    Attributes:
+        out: the shard folder.
+        documents: accepted files.
+        samples: samples of audio in them.
+        seconds: audio per split.
+        clipped: samples that were clipped to [-1, 1].
+        rejected: files that could not be used.
+        unchanged: the folder was already there, made from the same files in the same way.
+    """
+
+    out: Path
+    documents: int
+    samples: int
+    seconds: dict[str, float]
+    clipped: int
+    rejected: tuple[Rejected, ...]
+    unchanged: bool = False
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What a worker needs besides the file."""
+
+    codec: Codec
+    trim_db: float | None
+    gain: str
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """One file's result, on its way from a worker to the writer."""
+
+    symbols: np.ndarray
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Fields of `Document` that depend on the file's content."""
+    samples: int = 0
+    """Length at the codec's rate, before trimming."""
+    channels: int = 1
+
+
+def prepare(
+    source: str | Path,
+    out: str | Path,
+    *,
+    codec: Codec | None = None,
+    root: str | Path | None = None,
+    split: str | None = None,
+    trim_db: float | None = None,
+    gain: str = "none",
+    workers: int | None = None,
+    strict: bool = False,
+    progress: Progress | None = None,
+) -> PrepareReport:
+    """Encodes recordings into the shard folder `out`.
+
+    An interrupted run leaves `OUT.partial`, which the same call continues. A call that would make
+    what is already there returns at once (`unchanged`). The folder also gets `manifest.jsonl`
+    (accepted files, Lhotse's fields, lengths at the codec's rate) and `rejected.json`.
+
+    Args:
+        source: folder of audio, Lhotse recording manifest, or with `root` the name of a data set.
+        out: shard folder to write.
+        codec: mu-law where None.
+        root: folder of the data set's local copy.
+        split: see `datasets.assign_splits`.
+        trim_db: cut silence this far below the loudest part of each clip; None keeps everything.
+        gain: see `audio.gain_factor`; `none` leaves levels as they are.
+        workers: processes; None chooses by the number of files and processors. With more than one,
+            scripts need the usual `if __name__ == "__main__":`.
+        strict: raise at the first file that cannot be used instead of listing it.
+        progress: called after every file.
+
+    Raises ConfigError for a wrong rule; DataError where there is no audio, no usable file, `out`
+    is something else, or with `strict`.
+    """
+    codec = MuLawCodec() if codec is None else codec
+    spec = codec.spec.framed(1) if codec.spec.modality == "waveform" else codec.spec
+    audio.parse_gain(gain)
+    if trim_db is not None:
+        audio.trim(np.zeros(1, np.float32), trim_db)
+    recordings, split = assign_splits(find_recordings(source, root=root), split)
+    preparation = {
+        "sample_rate_hz": spec.sample_rate_hz,
+        "channels": "mean",
+        "resampler": audio.RESAMPLER,
+        "trim_db": trim_db,
+        "gain": gain,
+        "quantiser": getattr(codec, "description", spec.name),
+        "split": split,
+    }
+    request = _request(recordings, spec, preparation)
+    out = Path(out)
+    finished = _finished(out, request)
+    if finished is not None:
+        if strict and finished.rejected:
+            raise DataError(_why(finished.rejected[0]))
+        return finished
+
+    settings = _Settings(codec=codec, trim_db=trim_db, gain=gain)
+    rejected: list[Rejected] = []
+    with ShardWriter(out, spec=spec, preparation=preparation, resume_key=request) as writer:
+        manifest_path = writer.folder / MANIFEST_FILE
+        kept = _manifest_lines(manifest_path, writer.documents)
+        done = {document.id for document in writer.documents}
+        todo = [r for r in recordings if r.id not in done]
+        seconds = sum(d.frames for d in writer.documents) / spec.frame_rate_hz
+        with open(manifest_path, "w", encoding="utf-8") as manifest:
+            manifest.writelines(kept)
+            manifest.flush()
+            results = _work(todo, settings, workers)
+            for count, (recording, result) in enumerate(zip(todo, results, strict=True), len(done) + 1):
+                if isinstance(result, str):
+                    rejected.append(Rejected(recording.source, result))
+                    if strict:
+                        raise DataError(_why(rejected[-1]))
+                else:
+                    # First the manifest, then the journal: a document on disk always has its line.
+                    manifest.write(json.dumps(_manifest_item(recording, result, spec)) + "\n")
+                    manifest.flush()
+                    document = writer.append(
+                        result.symbols,
+                        id=recording.id,
+                        split=str(recording.split),
+                        source=recording.source,
+                        **result.fields,
+                    )
+                    seconds += document.frames / spec.frame_rate_hz
+                if progress is not None:
+                    progress(count, len(recordings), seconds)
+        if not writer.documents:
+            first = _why(rejected[0])
+            raise DataError(f"none of the {len(rejected)} files of {source} can be used; the first: {first}")
+        lines = {"request": request, "rejected": [asdict(item) for item in rejected]}
+        (writer.folder / REJECTED_FILE).write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
+    return _report(out, writer.documents, spec, tuple(rejected), unchanged=False)
+
+
+def _why(rejected: Rejected) -> str:
+    return f"{rejected.source}: {rejected.reason}"
+
+
+def _report(
+    out: Path,
+    documents: Sequence[Document],
+    spec: TokenSpec,
+    rejected: tuple[Rejected, ...],
+    *,
+    unchanged: bool,
+) -> PrepareReport:
+    seconds: dict[str, float] = {}
+    for document in documents:
+        length = document.frames / spec.frame_rate_hz
+        seconds[document.split] = seconds.get(document.split, 0.0) + length
+    frames = sum(document.frames for document in documents)
+    return PrepareReport(
+        out=out,
+        documents=len(documents),
+        samples=round(frames * spec.sample_rate_hz / spec.frame_rate_hz),
+        seconds=seconds,
+        clipped=sum(document.clipped for document in documents),
+        rejected=rejected,
+        unchanged=unchanged,
+    )
+
+
+def _request(recordings: Sequence[Recording], spec: TokenSpec, preparation: dict[str, Any]) -> str:
+    """Names a call by its settings and files. Size and time stand for content: hashing would read it."""
+    digest = hashlib.sha256(json.dumps([spec.to_json(), preparation], sort_keys=True).encode())
+    for r in recordings:
+        stat = r.path.stat() if r.path.is_file() else None
+        state = None if stat is None else (stat.st_size, stat.st_mtime_ns)
+        digest.update(json.dumps([r.id, str(r.path.absolute()), r.source, r.split, r.claim, state]).encode())
+    return digest.hexdigest()
+
+
+def _finished(out: Path, request: str) -> PrepareReport | None:
+    """The report of an earlier call with the same request; None where `out` is something else."""
+    try:
+        content = json.loads((out / REJECTED_FILE).read_text(encoding="utf-8"))
+        if content["request"] != request:
+            return None
+        shards = Shards.open(out)
+        rejected = tuple(Rejected(**item) for item in content["rejected"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return _report(out, shards.documents, shards.spec, rejected, unchanged=True)
+
+
+def _manifest_lines(path: Path, documents: Sequence[Document]) -> list[str]:
+    """Manifest lines of the documents an interrupted run had written."""
+    if not documents:
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)[: len(documents)]
+    if [json.loads(line)["id"] for line in lines] != [document.id for document in documents]:
+        raise DataError(f"{path.parent} is damaged; delete it and prepare again")
+    return lines
+
+
+def _manifest_item(recording: Recording, result: _Prepared, spec: TokenSpec) -> dict[str, Any]:
+    rate_hz = spec.sample_rate_hz
+    item: dict[str, Any] = {
+        "id": recording.id,
+        "sources": [
+            {
+                "type": "file",
+                "channels": list(range(result.channels)),
+                "source": str(recording.path.absolute()),
+            }
+        ],
+        "sampling_rate": rate_hz,
+        "num_samples": result.samples,
+        "duration": result.samples / rate_hz,
+        "split": recording.split,
+    }
+    source_hz = result.fields["sample_rate_hz"]
+    if source_hz != rate_hz:
+        kwargs = {"source_sampling_rate": source_hz, "target_sampling_rate": rate_hz}
+        item["transforms"] = [{"name": "Resample", "kwargs": kwargs}]
+    return item
+
+
+def _prepare_one(recording: Recording, settings: _Settings) -> _Prepared | str:
+    """One file's symbols, or the reason why it cannot be used."""
+    try:
+        return _encode(recording, settings)
+    except DataError as error:
+        return str(error).removeprefix(f"{recording.path}: ")
+    except (OSError, MemoryError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _encode(recording: Recording, settings: _Settings) -> _Prepared:
+    spec = settings.codec.spec
+    pcm, rate_hz = audio.read_audio(recording.path)
+    if recording.claim is not None:
+        _check_claim(len(pcm), rate_hz, *recording.claim)
+    pcm = audio.resample(pcm, from_hz=rate_hz, to_hz=spec.sample_rate_hz)
+    samples, kept = len(pcm), None
+    if settings.trim_db is not None:
+        kept = audio.trim(pcm, settings.trim_db, sample_rate_hz=spec.sample_rate_hz)
+        if kept == (0, 0):
+            raise DataError("only silence, nothing is left after trimming")
+        pcm = pcm[kept[0] : kept[1]]
+    gain = audio.gain_factor(pcm, settings.gain)
+    if gain != 1.0:
+        pcm = pcm * np.float32(gain)
+    clipped = clipped_count(pcm)
+    codes = settings.codec.encode(torch.from_numpy(pcm.clip(-1, 1))[None])[0].numpy()
+    if spec.modality == "waveform":
+        # The flat stream: what fills the last frame is no part of the recording.
+        codes = codes.reshape(-1, 1)[: len(pcm)]
+    fields = {
+        "sha256": audio.file_sha256(recording.path),
+        "sample_rate_hz": rate_hz,
+        "gain": gain,
+        "trim": kept,
+        "clipped": clipped,
+    }
+    return _Prepared(
+        symbols=codes.astype(symbol_dtype(spec.vocab_size)),
+        fields=fields,
+        samples=samples,
+        channels=soundfile.info(recording.path).channels,
+    )
+
+
+def _check_claim(samples: int, rate_hz: int, claimed: int, claimed_hz: int) -> None:
+    expected = audio.resampled_length(samples, from_hz=rate_hz, to_hz=claimed_hz)
+    # Other tools round lengths after resampling to the nearest; the file itself leaves no doubt.
+    if abs(expected - claimed) > (0 if rate_hz == claimed_hz else 1):
+        raise DataError(
+            f"the manifest says {claimed} samples at {claimed_hz} Hz, the file has {samples} at {rate_hz} Hz"
+        )
+
+
+def _work(
+    recordings: Sequence[Recording], settings: _Settings, workers: int | None
+) -> Iterator[_Prepared | str]:
+    """Results in the order of the recordings; a bounded number is held at a time."""
+    if workers is None:
+        workers = min(os.cpu_count() or 1, math.ceil(len(recordings) / _FILES_PER_WORKER))
+    if workers <= 1:
+        yield from (_prepare_one(recording, settings) for recording in recordings)
+        return
+    pool = ProcessPoolExecutor(
+        workers, mp_context=get_context("spawn"), initializer=_start_worker, initargs=(settings,)
+    )
+    pending: deque[Future[_Prepared | str]] = deque()
+    try:
+        for recording in recordings:
+            pending.append(pool.submit(_run_in_worker, recording))
+            if len(pending) >= 4 * workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    except BrokenProcessPool as error:
+        raise DataError(
+            "a worker process ended unexpectedly; with little memory use fewer workers, in a script call "
+            "prepare below `if __name__ == '__main__':`, then run again to continue"
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+_worker_settings: _Settings | None = None
+
+
+def _start_worker(settings: _Settings) -> None:
+    global _worker_settings
+    _worker_settings = settings
+    torch.set_num_threads(1)  # the processes are the parallelism
+
+
+def _run_in_worker(recording: Recording) -> _Prepared | str:
+    assert _worker_settings is not None
+    return _prepare_one(recording, _worker_settings)

@@ -1,0 +1,361 @@
+"""Symbols on disk: a shard folder is `tokens.bin` (one memory-mapped array) and `index.json`.
+
+Waveform shards hold the flat stream of samples, one symbol per frame; a model regroups it with
+`TokenSpec.framed`. Codes and text are stored by the same two files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from txl_audio.tokens import DataError, SpecError, TokenSpec
+
+VERSION = 1
+TOKENS_FILE = "tokens.bin"
+INDEX_FILE = "index.json"
+_JOURNAL_FILE = "documents.jsonl"
+
+
+@dataclass(frozen=True)
+class Document:
+    """One recording or text of a shard folder.
+
+    Attributes:
+        id: unique in the folder.
+        offset: first frame in `tokens.bin`.
+        frames: number of frames, at least 1.
+        split: `train`, `val`, `test` or another name.
+        source: path of the source file, relative to what was prepared.
+        sha256: of the source file's bytes.
+        sample_rate_hz: of the source file, 0 for text.
+        gain: linear factor that was applied.
+        trim: [start, end) samples that were kept, at the prepared rate; None where not trimmed.
+        clipped: samples beyond [-1, 1] after the gain.
+    """
+
+    id: str
+    offset: int
+    frames: int
+    split: str
+    source: str
+    sha256: str
+    sample_rate_hz: int = 0
+    gain: float = 1.0
+    trim: tuple[int, int] | None = None
+    clipped: int = 0
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Document:
+        """Raises KeyError or TypeError where `value` is no document."""
+        known = {f.name for f in fields(cls)}
+        if set(value) != known:
+            raise KeyError(f"document fields {sorted(value)}, expected {sorted(known)}")
+        trim = value["trim"]
+        return cls(**{**value, "trim": None if trim is None else (int(trim[0]), int(trim[1]))})
+
+
+def symbol_dtype(vocab_size: int) -> np.dtype:
+    """The smallest of uint8, uint16 and uint32 (little-endian) that holds V symbols."""
+    return np.dtype("u1" if vocab_size <= 1 << 8 else "<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+class Shards:
+    """A shard folder, opened for reading. Made by `Shards.open`."""
+
+    def __init__(
+        self,
+        *,
+        path: Path,
+        spec: TokenSpec,
+        preparation: dict[str, Any],
+        documents: tuple[Document, ...],
+        symbols: np.ndarray,
+    ) -> None:
+        self.path = path
+        self.spec = spec
+        self.preparation = preparation
+        self.documents = documents
+        self._symbols = symbols
+
+    @classmethod
+    def open(cls, path: str | Path) -> Shards:
+        """Opens a folder without reading its symbols.
+
+        Raises DataError for a missing folder, a missing, damaged or newer index and a `tokens.bin`
+        of the wrong size. Symbols are not scanned.
+        """
+        path = Path(path)
+        index_path, tokens_path = path / INDEX_FILE, path / TOKENS_FILE
+        for needed in (index_path, tokens_path):
+            if not needed.is_file():
+                raise DataError(f"no shards at {path}: {needed.name} is missing; write them with prepare")
+        try:
+            index = json.loads(index_path.read_text(encoding="utf-8"))
+            version = index["version"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{index_path} is damaged ({error}); prepare the data again") from error
+        if version != VERSION:
+            raise DataError(
+                f"{index_path} has version {version!r}, expected {VERSION}; prepare the data again"
+            )
+        try:
+            spec = TokenSpec.from_json(index["spec"], origin=str(index_path))
+            preparation = dict(index["preparation"])
+            documents = tuple(Document.from_json(item) for item in index["documents"])
+            frames = _contiguous(documents)
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, SpecError):
+                raise
+            raise DataError(f"{index_path} is damaged ({error}); prepare the data again") from error
+        dtype = symbol_dtype(spec.vocab_size)
+        expected = frames * spec.symbols_per_frame * dtype.itemsize
+        size = tokens_path.stat().st_size
+        if size != expected:
+            raise DataError(
+                f"{tokens_path} has {size} bytes, its index needs {expected}; prepare the data again"
+            )
+        symbols = np.memmap(tokens_path, dtype=dtype, mode="r", shape=(frames, spec.symbols_per_frame))
+        return cls(path=path, spec=spec, preparation=preparation, documents=documents, symbols=symbols)
+
+    @property
+    def splits(self) -> dict[str, int]:
+        """Documents per split, in order of appearance."""
+        counts: dict[str, int] = {}
+        for document in self.documents:
+            counts[document.split] = counts.get(document.split, 0) + 1
+        return counts
+
+    def of_split(self, name: str) -> tuple[Document, ...]:
+        """Documents of one split, in order. Raises DataError listing the splits there are."""
+        found = tuple(document for document in self.documents if document.split == name)
+        if not found:
+            known = ", ".join(f"{split} ({count})" for split, count in self.splits.items())
+            raise DataError(f"{self.path} has no split {name!r}; it has {known}")
+        return found
+
+    def symbols(self, document: Document) -> np.ndarray:
+        """[frames, K] read-only view of the memory-mapped file."""
+        return self._symbols[document.offset : document.offset + document.frames]
+
+
+def _contiguous(documents: tuple[Document, ...]) -> int:
+    """Total frames of documents that lie one after another; raises ValueError where they do not."""
+    if not documents:
+        raise ValueError("no documents")
+    end = 0
+    for document in documents:
+        if document.offset != end or document.frames < 1:
+            raise ValueError(f"document {document.id!r} lies at {document.offset}, expected {end}")
+        end += document.frames
+    return end
+
+
+class ShardWriter:
+    """Writes a shard folder, one document at a time, in bounded memory.
+
+    Everything goes to a folder beside the target, `OUT.partial`; `close` syncs it and renames it.
+    As a context manager it closes on success and leaves the partial folder after an exception.
+
+    Args:
+        out: target folder; an older shard folder there is replaced on `close`.
+        spec: what a symbol is.
+        preparation: how the data were made, any JSON.
+        resume_key: a partial folder left by a writer with the same key, spec and preparation is
+            continued (see `documents`); without a key, or with another, it is started anew.
+
+    Raises DataError where `out` is anything but a shard folder, an empty folder or nothing.
+    """
+
+    def __init__(
+        self,
+        out: str | Path,
+        *,
+        spec: TokenSpec,
+        preparation: Mapping[str, Any],
+        resume_key: str | None = None,
+    ) -> None:
+        self.out = Path(out)
+        self.folder = self.out.with_name(self.out.name + ".partial")
+        self.spec = spec
+        self.documents: list[Document] = []
+        self._preparation = dict(preparation)
+        self._dtype = symbol_dtype(spec.vocab_size)
+        _require_replaceable(self.out)
+        header = {"key": resume_key, "spec": spec.to_json(), "preparation": self._preparation}
+        # Through JSON, so that tuples and lists compare equal.
+        header = json.loads(json.dumps(header))
+        if resume_key is not None:
+            self.documents = self._finished(header)
+        frame_bytes = spec.symbols_per_frame * self._dtype.itemsize
+        if self.documents:
+            # The journal follows the symbols, so symbols of an unfinished document may stand last.
+            os.truncate(self.folder / TOKENS_FILE, self._frames() * frame_bytes)
+        else:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir(parents=True)
+        self._ids = {document.id for document in self.documents}
+        self._tokens = open(self.folder / TOKENS_FILE, "ab")  # noqa: SIM115 - closed by close()
+        lines = [header, *(asdict(document) for document in self.documents)]
+        self._journal = open(self.folder / _JOURNAL_FILE, "w", encoding="utf-8")  # noqa: SIM115
+        self._journal.writelines(json.dumps(line) + "\n" for line in lines)
+        self._journal.flush()
+
+    def append(
+        self,
+        symbols: np.ndarray,
+        *,
+        id: str,
+        split: str,
+        source: str,
+        sha256: str,
+        sample_rate_hz: int = 0,
+        gain: float = 1.0,
+        trim: tuple[int, int] | None = None,
+        clipped: int = 0,
+    ) -> Document:
+        """Adds a document: symbols [frames, K], or [frames] where K is 1, of any integer type.
+
+        Raises DataError for no frames, a symbol outside the vocabulary and an id used before,
+        SpecError for another shape.
+        """
+        k = self.spec.symbols_per_frame
+        symbols = np.asarray(symbols)
+        if symbols.ndim == 1 and k == 1:
+            symbols = symbols[:, None]
+        if symbols.ndim != 2 or symbols.shape[1] != k or symbols.dtype.kind not in "iu":
+            raise SpecError(
+                f"document {id!r}: expected integers of shape [frames, {k}], "
+                f"got {symbols.dtype} of shape {list(symbols.shape)}"
+            )
+        if len(symbols) == 0:
+            raise DataError(f"document {id!r} has no symbols; leave it out")
+        if id in self._ids:
+            raise DataError(f"two documents are called {id!r}; give each its own id")
+        low, high = int(symbols.min()), int(symbols.max())
+        if low < 0 or high >= self.spec.vocab_size:
+            raise DataError(
+                f"document {id!r} has symbols {low}..{high}, expected 0..{self.spec.vocab_size - 1}"
+            )
+        document = Document(
+            id=id,
+            offset=self._frames(),
+            frames=len(symbols),
+            split=split,
+            source=source,
+            sha256=sha256,
+            sample_rate_hz=sample_rate_hz,
+            gain=gain,
+            trim=trim,
+            clipped=clipped,
+        )
+        self._tokens.write(np.ascontiguousarray(symbols, dtype=self._dtype).data)
+        self._tokens.flush()
+        self._journal.write(json.dumps(asdict(document)) + "\n")
+        self._journal.flush()
+        self.documents.append(document)
+        self._ids.add(id)
+        return document
+
+    def close(self) -> None:
+        """Finishes the folder and moves it to its place. Raises DataError where it has no documents."""
+        if not self.documents:
+            self.abandon()
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise DataError(f"nothing to write to {self.out}: no documents")
+        self._tokens.flush()
+        os.fsync(self._tokens.fileno())
+        self.abandon()
+        index = {
+            "version": VERSION,
+            "spec": self.spec.to_json(),
+            "preparation": self._preparation,
+            "documents": [asdict(document) for document in self.documents],
+        }
+        with open(self.folder / INDEX_FILE, "w", encoding="utf-8") as file:
+            json.dump(index, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        (self.folder / _JOURNAL_FILE).unlink()
+        _sync_folder(self.folder)
+        _require_replaceable(self.out)
+        replaced = self.out.with_name(self.out.name + ".replaced")
+        if self.out.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+            self.out.rename(replaced)
+        self.folder.rename(self.out)
+        _sync_folder(self.out.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+    def abandon(self) -> None:
+        """Closes the files and leaves the partial folder, to be continued or started anew."""
+        self._tokens.close()
+        self._journal.close()
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+    def _frames(self) -> int:
+        return self.documents[-1].offset + self.documents[-1].frames if self.documents else 0
+
+    def _finished(self, header: dict[str, Any]) -> list[Document]:
+        """Documents of the partial folder that are complete; none where it is another's or damaged."""
+        journal, tokens = self.folder / _JOURNAL_FILE, self.folder / TOKENS_FILE
+        if not (journal.is_file() and tokens.is_file()):
+            return []
+        lines = _json_lines(journal)
+        if next(lines, None) != header:
+            return []
+        available = tokens.stat().st_size // (self.spec.symbols_per_frame * self._dtype.itemsize)
+        finished: list[Document] = []
+        for line in lines:
+            document = Document.from_json(line)
+            if document.offset + document.frames > available:
+                break
+            finished.append(document)
+        return finished
+
+
+def _json_lines(path: Path) -> Iterator[Any]:
+    """The lines of a journal up to the first that was cut off."""
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                return
+
+
+def _require_replaceable(out: Path) -> None:
+    if not out.exists():
+        return
+    is_shards = (out / INDEX_FILE).is_file() and (out / TOKENS_FILE).is_file()
+    if not out.is_dir() or not (is_shards or not any(out.iterdir())):
+        raise DataError(f"{out} exists and is not a shard folder; it is left alone, choose another target")
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes renames in a folder durable, where the system allows opening folders."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,226 @@
+"""Attention over memory and segment: one readable reference, two fast paths of the same signature.
+
+With query i of T and key j of K (the last T keys are the segment itself), distance
+d = i + (K - T) - j, and query i sees the keys with 0 <= d <= limit_i:
+
+    score = [ (q_i + u)·k_j + (q_i + v)·r_d + b_d ] / sqrt(head width)
+
+Shapes: H heads first, because position keys are shared by all lanes of a head:
+q [H, B, T, d], k and v [H, B, K, d], limit [B, T] int64 (B may be 1), result [H, B, T, d].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from txl_audio.model.positions import Terms
+
+Backend = Literal["auto", "reference", "shifted", "shift_free"]
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, terms: Terms | None, limit: Tensor, *, dropout: float, backend: Backend
+) -> Tensor:
+    """Attention by the chosen path; `auto` takes the fastest that computes the same."""
+    if backend == "auto":
+        # On a CPU the shifted form is the faster one. On a GPU the shift-free form runs on the
+        # fused kernels and never builds a T x K matrix of position scores.
+        backend = "shift_free" if q.is_cuda and can_be_shift_free(terms) else "shifted"
+    path: Callable[..., Tensor] = {
+        "reference": reference_attention,
+        "shifted": shifted_attention,
+        "shift_free": shift_free_attention,
+    }[backend]
+    return path(q, k, v, terms, limit, dropout=dropout)
+
+
+def distances(queries: int, keys: int, device: torch.device) -> Tensor:
+    """d [T, K]: how far key j lies behind query i; negative in the future."""
+    i = torch.arange(keys - queries, keys, device=device)
+    return i[:, None] - torch.arange(keys, device=device)[None, :]
+
+
+def visible(limit: Tensor, keys: int) -> Tensor:
+    """[B, T, K] bool: key j is neither in the future of query i nor beyond its limit."""
+    d = distances(limit.size(1), keys, limit.device)
+    return (d >= 0) & (d <= limit[:, :, None])
+
+
+def reference_attention(
+    q: Tensor, k: Tensor, v: Tensor, terms: Terms | None, limit: Tensor, *, dropout: float
+) -> Tensor:
+    """The definition, term by term. Softmax in float32."""
+    queries, keys = q.size(2), k.size(2)
+    content_query = q if terms is None else q + terms.u[:, None, None]
+    score = torch.einsum("hbtd,hbkd->hbtk", content_query, k)
+    if terms is not None:
+        position_query = q if terms.v is None else q + terms.v[:, None, None]
+        by_distance = torch.einsum("hbtd,hnd->hbtn", position_query, terms.r)
+        if terms.b is not None:
+            by_distance = by_distance + terms.b[:, None, None]
+        d = distances(queries, keys, q.device).clamp(min=0)
+        score = score + by_distance.gather(-1, d.expand(*score.shape[:2], -1, -1))
+    score = score.float() / q.size(-1) ** 0.5
+    score = score.masked_fill(~visible(limit, keys), float("-inf"))
+    weight = F.dropout(score.softmax(-1), dropout).to(v.dtype)
+    return torch.einsum("hbtk,hbkd->hbtd", weight, v)
+
+
+def shifted_attention(
+    q: Tensor, k: Tensor, v: Tensor, terms: Terms | None, limit: Tensor, *, dropout: float
+) -> Tensor:
+    """The same with the paper's shift (appendix B) as a zero-copy view and a hand-written gradient.
+
+    Position scores are computed once per distance; reading the buffer with a row stride one shorter
+    than its rows lines them up with the keys. Under autocast everything runs in its dtype, with the
+    sums inside softmax in float32.
+    """
+    kind = q.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else q.dtype
+    mask = torch.zeros(limit.size(0), limit.size(1), k.size(2), dtype=dtype, device=q.device)
+    mask.masked_fill_(~visible(limit, k.size(2)), float("-inf"))
+    scale = q.size(-1) ** -0.5
+    content_query, position_query, r, bias = q * scale, None, None, None
+    if terms is not None:
+        content_query = (q + terms.u[:, None, None]) * scale
+        position_query = (q if terms.v is None else q + terms.v[:, None, None]) * scale
+        # Ordered from the farthest to distance 0, so that the shifted rows run along the keys.
+        r = terms.r.flip(1).to(dtype)
+        position_query = position_query.to(dtype)
+        bias = None if terms.b is None else (terms.b.flip(1) * scale).to(dtype)
+    with torch.autocast(kind, enabled=False):
+        out: Tensor = _Shifted.apply(
+            content_query.to(dtype), position_query, k.to(dtype), v.to(dtype), r, bias, mask, dropout
+        )  # pyright: ignore[reportUnknownMemberType]
+    return out
+
+
+class _Shifted(torch.autograd.Function):
+    """softmax(content_query k^T + shift(position_query r^T + bias) + mask) v."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        content_query: Tensor,
+        position_query: Tensor | None,
+        k: Tensor,
+        v: Tensor,
+        r: Tensor | None,
+        bias: Tensor | None,
+        mask: Tensor,
+        dropout: float,
+    ) -> Tensor:
+        heads, lanes, queries, width = content_query.shape
+        keys = k.size(2)
+        score = torch.empty(heads, lanes, queries, keys, dtype=k.dtype, device=k.device)
+        if position_query is None or r is None:
+            score.copy_(mask.expand_as(score))
+        else:
+            by_distance = torch.bmm(position_query.reshape(heads, -1, width), r.mT)
+            if bias is not None:
+                by_distance += bias[:, None]
+            torch.add(shifted_view(by_distance.view_as(score)), mask, out=score)
+        flat = score.view(heads * lanes, queries, keys)
+        flat.baddbmm_(content_query.reshape(-1, queries, width), k.reshape(-1, keys, width).mT)
+        weight = torch.softmax(flat, -1)
+        kept, dropped = torch.native_dropout(weight, dropout, True) if dropout > 0 else (weight, None)
+        ctx.save_for_backward(content_query, position_query, k, v, r, weight, dropped)
+        ctx.dropout, ctx.has_bias = dropout, bias is not None
+        return torch.bmm(kept, v.reshape(-1, keys, width)).view_as(content_query)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        content_query, position_query, k, v, r, weight, dropped = ctx.saved_tensors
+        heads, lanes, queries, width = content_query.shape
+        keys = k.size(2)
+        grad = grads[0].reshape(-1, queries, width)
+        kept = weight if dropped is None else weight * dropped / (1 - ctx.dropout)
+        grad_v = torch.bmm(kept.mT, grad).view_as(v)
+        grad_weight = torch.bmm(grad, v.reshape(-1, keys, width).mT)
+        if dropped is not None:
+            grad_weight = grad_weight * dropped / (1 - ctx.dropout)
+        grad_score = torch._softmax_backward_data(grad_weight, weight, -1, weight.dtype)  # pyright: ignore
+        grad_content = torch.bmm(grad_score, k.reshape(-1, keys, width)).view_as(content_query)
+        grad_k = torch.bmm(grad_score.mT, content_query.reshape(-1, queries, width)).view_as(k)
+        if position_query is None or r is None:
+            return grad_content, None, grad_k, grad_v, None, None, None, None
+        by_distance = unshift(grad_score.view(heads, lanes, queries, keys)).view(heads, -1, keys)
+        grad_position = torch.bmm(by_distance, r).view_as(position_query)
+        grad_r = torch.bmm(by_distance.mT, position_query.reshape(heads, -1, width))
+        grad_bias = by_distance.sum(1) if ctx.has_bias else None
+        return grad_content, grad_position, grad_k, grad_v, grad_r, grad_bias, None, None
+
+
+def shifted_view(by_distance: Tensor) -> Tensor:
+    """[H, B, T, K] by distance K-1..0 -> the same memory seen per key; the future is garbage.
+
+    Entry (i, j) of the view is element j + T-1-i of row i: the score of distance i + K-T - j.
+    Entries of the future (d < 0) run into the next row and must be masked.
+    """
+    heads, lanes, queries, keys = by_distance.shape
+    size = queries * keys
+    return by_distance.as_strided(
+        (heads, lanes, queries, keys),
+        (lanes * size, size, keys - 1, 1),
+        by_distance.storage_offset() + queries - 1,
+    )
+
+
+def unshift(by_key: Tensor) -> Tensor:
+    """The transpose of `shifted_view` for gradients, which are zero in the future."""
+    heads, lanes, queries, keys = by_key.shape
+    out = by_key.new_empty(heads, lanes, queries * keys)
+    out[..., : queries - 1] = 0
+    # All keys but the last lie one behind another; of the last only the final query sees it.
+    out[..., queries - 1 : -1].view(heads, lanes, queries, keys - 1).copy_(by_key[..., :-1])
+    out[..., -1] = by_key[..., -1, -1]
+    return out.view_as(by_key)
+
+
+def can_be_shift_free(terms: Terms | None) -> bool:
+    """Whether the shift-free form is exact: the paper's encoding, not clamped, not dropped out."""
+    return terms is None or terms.projection is not None
+
+
+def shift_free_attention(
+    q: Tensor, k: Tensor, v: Tensor, terms: Terms | None, limit: Tensor, *, dropout: float
+) -> Tensor:
+    """The same score as one dot product, for `scaled_dot_product_attention`.
+
+    By angle addition, with a = W_kR^T (q_i + v) split into its sine part s and cosine part c,
+
+        (q_i + v)·W_kR R_{i-j} = [s sin wi + c cos wi]·cos wj + [c sin wi - s cos wi]·sin wj
+
+    so [q_i + u ; the brackets]·[k_j ; cos wj ; sin wj] is the score: no T x K matrix of positions.
+    Falls back to the shifted form where `can_be_shift_free` is false.
+    """
+    if not can_be_shift_free(terms):
+        return shifted_attention(q, k, v, terms, limit, dropout=dropout)
+    queries, keys, width = q.size(2), k.size(2), q.size(-1)
+    if terms is not None:
+        assert terms.projection is not None and terms.frequencies is not None and terms.v is not None
+        a = torch.einsum("hbtd,hdm->hbtm", q + terms.v[:, None, None], terms.projection)
+        s, c = a.chunk(2, dim=-1)
+        # Positions are counted from the segment's start: small angles keep float32 exact.
+        angle = torch.arange(queries - keys, queries, device=q.device)[:, None] * terms.frequencies
+        sine, cosine = angle.sin().to(a.dtype), angle.cos().to(a.dtype)
+        sine_i, cosine_i = sine[-queries:], cosine[-queries:]
+        position = torch.cat([s * sine_i + c * cosine_i, c * sine_i - s * cosine_i], dim=-1)
+        turned = torch.cat([cosine, sine], dim=-1).expand(*k.shape[:2], -1, -1)
+        q = torch.cat([q + terms.u[:, None, None], position], dim=-1)
+        k = torch.cat([k, turned.to(k.dtype)], dim=-1)
+    dtype = torch.promote_types(k.dtype, v.dtype)
+    if torch.is_autocast_enabled(q.device.type):
+        dtype = torch.get_autocast_dtype(q.device.type)
+    # scaled_dot_product_attention wants lanes first, and one width for all three on its fused path.
+    q, k, v = (x.transpose(0, 1).to(dtype) for x in (q, k, F.pad(v, (0, q.size(-1) - width))))
+    mask = visible(limit, keys)[:, None]
+    out = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout, scale=width**-0.5)
+    return out[..., :width].transpose(0, 1)

@@ -1,0 +1,97 @@
+"""What the core remembers: an immutable value while training, an owned ring while sampling.
+
+Shapes: L layers, B lanes, M memory frames, D model width, H heads, d head width, C ring slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from txl_audio.model.positions import Terms
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The newest M inputs of every layer, detached (segment-level recurrence, section 3.2).
+
+    Attributes:
+        hidden: L tensors [B, M, D], oldest frame first.
+        valid: [B] int64; only the newest `valid` frames of a lane exist, older rows are ignored.
+    """
+
+    hidden: tuple[Tensor, ...]
+    valid: Tensor
+
+    @classmethod
+    def empty(
+        cls, *, n_layer: int, lanes: int, mem_len: int, d_model: int, device: torch.device | str = "cpu"
+    ) -> Memory:
+        """A memory in which nothing exists yet."""
+        hidden = tuple(torch.zeros(lanes, mem_len, d_model, device=device) for _ in range(n_layer))
+        return cls(hidden, torch.zeros(lanes, dtype=torch.int64, device=device))
+
+    @property
+    def lanes(self) -> int:
+        return self.valid.size(0)
+
+    @property
+    def mem_len(self) -> int:
+        return self.hidden[0].size(1)
+
+    def filled(self) -> Memory:
+        """All rows count as real: the zero memory that Hugging Face and TensorFlow attend to."""
+        return replace(self, valid=torch.full_like(self.valid, self.mem_len))
+
+    def reset(self, lanes: Tensor) -> Memory:
+        """Forgets everything in the lanes where `lanes` [B] bool is true."""
+        return replace(self, valid=self.valid.masked_fill(lanes, 0))
+
+    def select(self, lanes: Tensor) -> Memory:
+        """The memory of other lanes: `lanes` [B'] int64 indexes the present ones."""
+        return Memory(tuple(h[lanes] for h in self.hidden), self.valid[lanes])
+
+    def detach(self) -> Memory:
+        return Memory(tuple(h.detach() for h in self.hidden), self.valid)
+
+
+@dataclass
+class DecodeState:
+    """Projected keys and values of the last C frames of every layer, for one owner.
+
+    The slot of frame t is t mod C. All lanes step together; `start` says from which frame on a
+    lane may look.
+
+    Attributes:
+        keys, values: [L, B, H, C, d].
+        start: [B] int64, first frame that exists in each lane.
+        terms: score terms of every layer for distances 0..C-1, computed once.
+        time: frames written so far.
+        segment_phase: offset of the next frame in its segment (window `segment`, and positions
+            that are numbered inside segments).
+    """
+
+    keys: Tensor
+    values: Tensor
+    start: Tensor
+    terms: tuple[Terms | None, ...]
+    time: int = 0
+    segment_phase: int = 0
+
+    @property
+    def capacity(self) -> int:
+        return self.keys.size(3)
+
+    def reset_(self, lanes: Tensor) -> None:
+        """Forgets everything in the lanes where `lanes` [B] bool is true."""
+        self.start[lanes] = self.time
+
+    def fork(self) -> DecodeState:
+        """An independent copy, for trying several continuations."""
+        return replace(self, keys=self.keys.clone(), values=self.values.clone(), start=self.start.clone())
+
+    def nbytes(self) -> int:
+        """Bytes held, constant however long the stream."""
+        return sum(t.numel() * t.element_size() for t in (self.keys, self.values, self.start))

@@ -1,0 +1,142 @@
+"""A stream of symbols through embedding, core and head; the memory between segments.
+
+Shapes: B lanes, T frames, K symbols per frame, R recent symbols, W history symbols.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from txl_audio.model.embeddings import Embedding
+from txl_audio.model.heads import Head
+from txl_audio.model.memory import DecodeState, Memory
+from txl_audio.model.transformer import TransformerXL
+from txl_audio.tokens import TokenSpec, TxlError
+
+
+@dataclass(frozen=True)
+class SequenceState:
+    """Where a set of lanes stands between two segments.
+
+    memory: the core's; recent [B, R]: symbols before the newest input frame, start symbols where
+    a document had not begun.
+    """
+
+    memory: Memory
+    recent: Tensor
+
+    def reset(self, lanes: Tensor, start_symbol: int) -> SequenceState:
+        """Forgets the lanes where `lanes` [B] bool is true."""
+        return SequenceState(self.memory.reset(lanes), self.recent.masked_fill(lanes[:, None], start_symbol))
+
+    def select(self, lanes: Tensor) -> SequenceState:
+        return SequenceState(self.memory.select(lanes), self.recent[lanes])
+
+
+@dataclass
+class SequenceDecodeState:
+    """A stream being sampled: the core's ring and the newest symbols [B, R + K]."""
+
+    core: DecodeState
+    recent: Tensor
+
+    def fork(self) -> SequenceDecodeState:
+        """An independent copy, for trying several continuations."""
+        return replace(self, core=self.core.fork(), recent=self.recent.clone())
+
+    def nbytes(self) -> int:
+        return self.core.nbytes() + self.recent.numel() * self.recent.element_size()
+
+
+class SequenceModel(nn.Module):
+    """One stream over a core. The core may be shared with other streams' models."""
+
+    def __init__(self, spec: TokenSpec, *, embedding: Embedding, core: TransformerXL, head: Head) -> None:
+        super().__init__()
+        self.spec, self.embedding, self.core, self.head = spec, embedding, core, head
+        self.history = max(embedding.history, head.history, spec.symbols_per_frame)
+
+    def initial_state(self, lanes: int) -> SequenceState:
+        """Before the first frame of every lane."""
+        memory = self.core.first_memory(lanes)
+        kept = self.history - self.spec.symbols_per_frame
+        recent = torch.full((lanes, kept), self.spec.start_symbol, device=memory.valid.device)
+        return SequenceState(memory, recent)
+
+    def nll(
+        self, inputs: Tensor, targets: Tensor, state: SequenceState, reset: Tensor | None = None
+    ) -> tuple[Tensor, SequenceState]:
+        """One segment.
+
+        inputs [B, T, K]: the frame before each target frame, start symbols where there is none;
+        targets [B, T, K], IGNORE where not scored; reset [B, T] bool, true where a document begins.
+        Returns nats [B, T, K] (0 where ignored) and the state after the segment.
+        """
+        self._check(inputs, targets)
+        line = torch.cat([state.recent, inputs.flatten(1)], dim=1)
+        history = self._histories(line, inputs.size(1), reset)
+        x = self.embedding(history[..., history.size(-1) - self.embedding.history :])
+        hidden, memory = self.core(x, state.memory, reset)
+        nats = self.head.nll(hidden, history, targets)
+        kept = state.recent.size(1)
+        # The newest history without its oldest frame is what the next segment starts from.
+        recent = history[:, -1, history.size(-1) - kept :] if kept else state.recent
+        return nats, SequenceState(memory, recent)
+
+    def loss(
+        self, inputs: Tensor, targets: Tensor, state: SequenceState, reset: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, SequenceState]:
+        """(sum of nats, number of scored symbols, next state): sums, so that totals are exact."""
+        nats, state = self.nll(inputs, targets, state, reset)
+        return nats.sum(), (targets >= 0).sum(), state
+
+    def _histories(self, line: Tensor, frames: int, reset: Tensor | None) -> Tensor:
+        """[B, R + T K] -> [B, T, W]: the W newest symbols at each step, none older than its document."""
+        history = line.unfold(1, self.history, self.spec.symbols_per_frame)
+        assert history.size(1) == frames
+        if reset is None or not bool(reset.any()):
+            return history
+        index = torch.arange(frames, device=line.device)
+        begun = torch.where(reset, index, -1).cummax(dim=1).values
+        # Frame t of a document that began at r has (t - r) frames of it behind, the newest last.
+        exists = torch.where(begun >= 0, (index - begun) * self.spec.symbols_per_frame, self.history)
+        lag = torch.arange(self.history, 0, -1, device=line.device)
+        return torch.where(lag <= exists[..., None], history, self.spec.start_symbol)
+
+    def _check(self, inputs: Tensor, targets: Tensor) -> None:
+        if (
+            inputs.dim() != 3
+            or inputs.shape != targets.shape
+            or inputs.size(2) != self.spec.symbols_per_frame
+        ):
+            raise TxlError(
+                f"inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)} should both be "
+                f"[lanes, frames, {self.spec.symbols_per_frame}]"
+            )
+
+    # Sampling.
+
+    def decode_state(self, state: SequenceState) -> SequenceDecodeState:
+        """The sampling state that continues after `state`, at a segment boundary."""
+        frame = state.recent.new_full(
+            (state.recent.size(0), self.spec.symbols_per_frame), self.spec.start_symbol
+        )
+        # The first step drops this oldest frame for its own.
+        recent = torch.cat([frame, state.recent], dim=1)
+        return SequenceDecodeState(self.core.decode_state(state.memory), recent)
+
+    @torch.no_grad()
+    def step_(self, frame: Tensor, state: SequenceDecodeState) -> Tensor:
+        """The newest frame [B, K] of every lane -> hidden [B, D] that predicts the next one."""
+        state.recent = torch.cat([state.recent[:, frame.size(1) :], frame], dim=1)
+        newest = state.recent[:, None, state.recent.size(1) - self.embedding.history :]
+        return self.core.step_(self.embedding(newest)[:, 0], state.core)
+
+    @torch.no_grad()
+    def log_probs(self, hidden: Tensor, state: SequenceDecodeState, symbols: Tensor) -> Tensor:
+        """Log-probabilities [B, V] of the symbol that follows `symbols` [B, k < K] in the next frame."""
+        window = torch.cat([state.recent, symbols], dim=1)
+        return self.head.log_probs(hidden, window[:, window.size(1) - self.head.history :], symbols.size(1))

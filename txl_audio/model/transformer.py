@@ -1,0 +1,303 @@
+"""Transformer-XL: blocks with relative attention over a memory of earlier segments.
+
+Shapes: L layers, B lanes, T frames, D model width, H heads, d head width, M memory frames,
+K = M + T keys, C ring slots.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from txl_audio.config import Config
+from txl_audio.model.attention import Backend, attend
+from txl_audio.model.memory import DecodeState, Memory
+from txl_audio.model.positions import Positions, PositionsConfig, RelativeConfig, Shape, Terms
+from txl_audio.tokens import TxlError
+
+
+class CoreConfig(Config):
+    """The core. Defaults are the paper's choices at a small size.
+
+    window: which earlier frames a query sees. `segment` (the paper's): all of memory and of its own
+    segment, so later queries see more. `same_length` (the authors' evaluation): the mem_len newest
+    frames, itself among them. `sliding`: itself and exactly mem_len earlier ones, so that the result
+    does not depend on how a stream is cut into segments.
+    segment_len: frames per segment; part of the model where the result depends on it.
+    first_memory: what a stream begins with: nothing, or zero vectors that are attended to (Hugging
+    Face's and TensorFlow's Transformer-XL). After a reset inside a stream there is always nothing.
+    """
+
+    n_layer: int = Field(ge=1)
+    d_model: int = Field(ge=2, multiple_of=2)
+    n_head: int = Field(ge=1)
+    d_head: int = Field(ge=1)
+    d_ff: int = Field(ge=1)
+    mem_len: int = Field(ge=0)
+    segment_len: int = Field(ge=1)
+    window: Literal["segment", "same_length", "sliding"] = "segment"
+    positions: PositionsConfig = RelativeConfig()
+    norm: Literal["post", "pre"] = "post"
+    final_norm: bool = False
+    activation: Literal["relu", "gelu"] = "relu"
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    attention_dropout: float = Field(default=0.0, ge=0, lt=1)
+    attention: Backend = "auto"
+    first_memory: Literal["empty", "zeros"] = "empty"
+
+    @model_validator(mode="after")
+    def _check(self) -> CoreConfig:
+        kind = self.positions.kind
+        if kind in ("absolute", "alrfou"):
+            if self.mem_len > 0:
+                raise ValueError(
+                    f"positions {kind} number frames inside a segment, so a memory would carry the same "
+                    f"numbers; expected mem_len 0, got {self.mem_len}"
+                )
+            if self.window != "segment":
+                raise ValueError(f"positions {kind} need window segment, got {self.window}")
+            if self.positions.segment_len != self.segment_len:  # pyright: ignore[reportAttributeAccessIssue]
+                raise ValueError(f"positions.segment_len must equal segment_len {self.segment_len}")
+        if self.window == "same_length" and self.mem_len == 0:
+            raise ValueError("window same_length shows mem_len frames, so mem_len 0 would show none")
+        return self
+
+    def build(self) -> TransformerXL:
+        return TransformerXL(self)
+
+
+class TransformerXL(nn.Module):
+    """The core: [B, T, D] in, [B, T, D] out, memory in, memory out. It holds no state of its own."""
+
+    def __init__(self, config: CoreConfig) -> None:
+        super().__init__()
+        self.config = config
+        shape = Shape(config.n_layer, config.d_model, config.n_head, config.d_head)
+        self.positions: Positions = config.positions.build(shape, dropout=config.dropout)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.final_norm = nn.LayerNorm(config.d_model) if config.final_norm else nn.Identity()
+        self.dropout = nn.Dropout(config.dropout)
+        self.apply(initialise)
+        for name, parameter in self.positions.named_parameters(recurse=False):
+            if name in ("u", "v", "r", "rows"):
+                nn.init.normal_(parameter, std=0.02)
+
+    def first_memory(self, lanes: int) -> Memory:
+        """Memory of a stream that has not begun."""
+        c, device = self.config, next(self.parameters()).device
+        memory = Memory.empty(
+            n_layer=c.n_layer, lanes=lanes, mem_len=c.mem_len, d_model=c.d_model, device=device
+        )
+        return memory.filled() if c.first_memory == "zeros" else memory
+
+    def forward(self, x: Tensor, memory: Memory, reset: Tensor | None = None) -> tuple[Tensor, Memory]:
+        """One segment.
+
+        x [B, T, D]; reset [B, T] bool, true where a new document begins: it and what follows see
+        nothing of before. Returns hidden [B, T, D] and the memory after the segment; `memory` is not
+        changed. Raises TxlError where lanes or sizes do not match.
+        """
+        self._check(x, memory, reset)
+        age = frames_since_start(memory.valid, x.size(1), reset)
+        limit = torch.minimum(age, self.window_limit(x.size(1), x.device))
+        distances = memory.mem_len + x.size(1)
+        table = self.positions.table(distances, x.device)
+        x = self.dropout(x)
+        inputs: list[Tensor] = []
+        for index, layer in enumerate(self.layers):
+            x = self.positions.add(index, x, offset=0)
+            inputs.append(x)
+            terms = self.positions.terms(index, distances, table)
+            x = layer(x, memory.hidden[index], terms, limit)
+        hidden = self.dropout(self.final_norm(x))
+        return hidden, self._remember(memory, inputs, age[:, -1] + 1)
+
+    def window_limit(self, frames: int, device: torch.device, first: int = 0) -> Tensor:
+        """[1, T]: largest distance that each frame of a segment sees, from offset `first` on."""
+        c = self.config
+        if c.window == "segment":
+            return (torch.arange(first, first + frames, device=device) + c.mem_len)[None]
+        reach = c.mem_len - 1 if c.window == "same_length" else c.mem_len
+        return torch.full((1, frames), reach, device=device)
+
+    def _remember(self, memory: Memory, inputs: list[Tensor], age: Tensor) -> Memory:
+        length = memory.mem_len
+        if length == 0:
+            return memory
+        hidden = tuple(
+            torch.cat([old, new.detach().to(old.dtype)], dim=1)[:, -length:]
+            for old, new in zip(memory.hidden, inputs, strict=True)
+        )
+        return Memory(hidden, age.clamp(max=length))
+
+    def _check(self, x: Tensor, memory: Memory, reset: Tensor | None) -> None:
+        if memory.lanes != x.size(0):
+            raise TxlError(
+                f"the memory holds {memory.lanes} lanes and the input {x.size(0)}; continue with "
+                "memory.select(lanes) or start with model.first_memory(lanes)"
+            )
+        if memory.mem_len != self.config.mem_len or len(memory.hidden) != self.config.n_layer:
+            raise TxlError(
+                f"the memory has {len(memory.hidden)} layers of {memory.mem_len} frames, this model "
+                f"{self.config.n_layer} of {self.config.mem_len}; start with model.first_memory(lanes)"
+            )
+        if reset is not None and reset.shape != x.shape[:2]:
+            raise TxlError(f"reset has shape {tuple(reset.shape)}, expected {tuple(x.shape[:2])}")
+        longest = self.positions.max_segment
+        if longest is not None and x.size(1) > longest:
+            raise TxlError(
+                f"a segment of {x.size(1)} frames is longer than the {longest} positions of this model; "
+                f"use segments of at most {longest}"
+            )
+
+    # Sampling: one frame at a time, on keys and values that were projected once.
+
+    @torch.no_grad()
+    def decode_state(self, memory: Memory) -> DecodeState:
+        """The ring that continues after `memory`, at a segment boundary."""
+        c = self.config
+        capacity = {"segment": c.mem_len + c.segment_len, "same_length": c.mem_len, "sliding": c.mem_len + 1}
+        slots = capacity[c.window]
+        like = next(self.parameters())
+        ring = like.new_zeros(c.n_layer, memory.lanes, c.n_head, slots, c.d_head)
+        table = self.positions.table(slots, like.device)
+        terms = tuple(self.positions.terms(index, slots, table) for index in range(c.n_layer))
+        state = DecodeState(ring, ring.clone(), c.mem_len - memory.valid, terms, time=c.mem_len)
+        newest = min(c.mem_len, slots)
+        if newest:
+            slot = torch.arange(c.mem_len - newest, c.mem_len, device=like.device) % slots
+            for index, layer in enumerate(self.layers):
+                k, v = layer.keys_values(memory.hidden[index][:, -newest:].to(like.dtype))
+                state.keys[index][:, :, slot] = k.transpose(0, 1)
+                state.values[index][:, :, slot] = v.transpose(0, 1)
+        return state
+
+    @torch.no_grad()
+    def step_(self, x: Tensor, state: DecodeState) -> Tensor:
+        """x [B, D], the next frame of every lane -> hidden [B, D]; writes it into `state`.
+
+        Equals `forward` on the whole stream in segments of `segment_len` (any split where the
+        window is `sliding` or `same_length`). Meant for a model in eval mode.
+        """
+        slots, phase = state.capacity, state.segment_phase
+        # Slot s was last written at the newest frame congruent to it: s is this far back.
+        behind = (state.time - torch.arange(slots, device=x.device)) % slots
+        age = state.time - state.start[:, None]
+        limit = torch.minimum(age, self.window_limit(1, x.device, phase))
+        seen = (behind <= limit)[:, None]
+        x = x[:, None]
+        for index, layer in enumerate(self.layers):
+            x = self.positions.add(index, x, offset=phase)
+            keys, values, terms = state.keys[index], state.values[index], state.terms[index]
+            x = layer.step_(x, keys, values, state.time % slots, terms, behind, seen)
+        state.time += 1
+        state.segment_phase = (phase + 1) % self.config.segment_len
+        return self.final_norm(x)[:, 0]
+
+
+class Block(nn.Module):
+    """Attention and feed-forward layer with residuals, normalised after (the paper) or before."""
+
+    def __init__(self, config: CoreConfig) -> None:
+        super().__init__()
+        c, width = config, config.n_head * config.d_head
+        self.n_head, self.pre, self.backend, self.p = (
+            c.n_head,
+            c.norm == "pre",
+            c.attention,
+            c.attention_dropout,
+        )
+        self.qkv = nn.Linear(c.d_model, 3 * width, bias=False)
+        self.out = nn.Linear(width, c.d_model, bias=False)
+        self.attention_norm = nn.LayerNorm(c.d_model)
+        self.expand = nn.Linear(c.d_model, c.d_ff)
+        self.activation = nn.ReLU() if c.activation == "relu" else nn.GELU()
+        self.contract = nn.Linear(c.d_ff, c.d_model)
+        self.feed_forward_norm = nn.LayerNorm(c.d_model)
+        self.dropout = nn.Dropout(c.dropout)
+
+    def forward(self, x: Tensor, memory: Tensor, terms: Terms | None, limit: Tensor) -> Tensor:
+        """x [B, T, D] after memory [B, M, D]; limit [B, T] as in `attend` -> [B, T, D]."""
+        inner = self.attention_norm(x) if self.pre else x
+        q, k, v = self._heads(self.qkv(inner), parts=3)
+        if memory.size(1):
+            k_memory, v_memory = self.keys_values(memory)
+            k, v = torch.cat([k_memory, k], dim=2), torch.cat([v_memory, v], dim=2)
+        dropout = self.p if self.training else 0.0
+        mixed = attend(q, k, v, terms, limit, dropout=dropout, backend=self.backend)
+        return self._finish(x, rearrange(mixed, "h b t d -> b t (h d)"))
+
+    def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Layer inputs [B, M, D] -> their keys and values [H, B, M, d]."""
+        inner = self.attention_norm(memory) if self.pre else memory
+        width = self.qkv.weight.size(0) // 3
+        k, v = self._heads(F.linear(inner, self.qkv.weight[width:]), parts=2)
+        return k, v
+
+    def step_(
+        self,
+        x: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        slot: int,
+        terms: Terms | None,
+        behind: Tensor,
+        seen: Tensor,
+    ) -> Tensor:
+        """x [B, 1, D] against a ring [B, H, C, d], into which it is written at `slot`."""
+        inner = self.attention_norm(x) if self.pre else x
+        q, k, v = (part.transpose(0, 1) for part in self._heads(self.qkv(inner), parts=3))
+        keys[:, :, slot], values[:, :, slot] = k[:, :, 0], v[:, :, 0]
+        content = q if terms is None else q + terms.u[:, None]
+        score = torch.matmul(content, keys.mT)
+        if terms is not None:
+            position = q if terms.v is None else q + terms.v[:, None]
+            by_distance = torch.matmul(position, terms.r.mT)
+            if terms.b is not None:
+                by_distance = by_distance + terms.b[:, None]
+            score = score + by_distance[..., behind]
+        score = score.float() / q.size(-1) ** 0.5
+        weight = score.masked_fill(~seen[:, :, None], float("-inf")).softmax(-1).to(values.dtype)
+        return self._finish(x, rearrange(torch.matmul(weight, values), "b h t d -> b t (h d)"))
+
+    def _heads(self, projected: Tensor, *, parts: int) -> tuple[Tensor, ...]:
+        return tuple(rearrange(projected, "b t (p h d) -> p h b t d", p=parts, h=self.n_head).unbind(0))
+
+    def _finish(self, x: Tensor, mixed: Tensor) -> Tensor:
+        x = x + self.dropout(self.out(mixed))
+        if not self.pre:
+            x = self.attention_norm(x)
+        inner = self.feed_forward_norm(x) if self.pre else x
+        x = x + self.dropout(self.contract(self.dropout(self.activation(self.expand(inner)))))
+        return x if self.pre else self.feed_forward_norm(x)
+
+
+def frames_since_start(valid: Tensor, frames: int, reset: Tensor | None) -> Tensor:
+    """How many earlier frames of its document each frame may look back on, [B, T].
+
+    valid [B] frames in memory; reset [B, T] bool, true where a document begins.
+    """
+    index = torch.arange(frames, device=valid.device)
+    unbroken = valid[:, None] + index
+    if reset is None:
+        return unbroken
+    begun = torch.where(reset, index, -1).cummax(dim=1).values
+    return torch.where(begun >= 0, index - begun, unbroken)
+
+
+def initialise(module: nn.Module) -> None:
+    """The authors' initialisation: N(0, .02), biases 0, LayerNorm weight N(1, .02)."""
+    if isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, std=0.02)
+        if module.bias is not None:  # pyright: ignore[reportUnnecessaryComparison]
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+    elif isinstance(module, nn.LayerNorm):
+        nn.init.normal_(module.weight, mean=1.0, std=0.02)
+        nn.init.zeros_(module.bias)

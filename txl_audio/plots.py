@@ -1,0 +1,212 @@
+"""Pictures of sound and of training. `python -m txl_audio.plots IN OUT.png` draws either.
+
+IN is an audio file or a run's metrics.jsonl. Shape letters: N samples, F frequency bins, T frames.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from txl_audio.tokens import DataError, TxlError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FLOOR_DB = -90.0
+"""Darkest colour of every spectrogram, so that two pictures can be compared."""
+
+_WINDOW_S = 0.032
+_MAX_COLUMNS = 2000
+_UNITS = ("bits_per_sample", "bits_per_symbol", "bits_per_byte", "bits_per_character", "perplexity")
+
+
+def plot_audio(
+    pcm: NDArray[np.floating[Any]] | torch.Tensor,
+    sample_rate_hz: int,
+    path: str | Path | None = None,
+    *,
+    title: str = "",
+    boundary_s: float | None = None,
+) -> Figure:
+    """Waveform over spectrogram, on one time axis and on fixed scales.
+
+    Args:
+        pcm: [N] float, full scale 1.
+        sample_rate_hz: samples per second.
+        path: file to write (the suffix gives the format), None for none.
+        title: stands above, followed by peak and RMS level.
+        boundary_s: where a prompt ends and generated sound begins, marked by a line.
+
+    Raises DataError unless pcm is a non-empty [N] of finite floats.
+    """
+    samples = _mono(pcm)
+    duration_s = samples.size / sample_rate_hz
+    figure = _figure(height_inches=5.0)
+    wave, spectrum = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2))
+
+    low, high, step = _envelope(samples)
+    times_s = np.arange(low.size) * step / sample_rate_hz
+    wave.fill_between(times_s, low, high, linewidth=0.6, edgecolor="C0")
+    limit = max(1.0, float(np.abs(samples).max()))
+    wave.set(ylabel="amplitude\n(full scale = 1)", ylim=(-limit, limit))
+    wave.grid(alpha=0.3)
+    level = f"peak {_db(np.abs(samples).max()):.1f} dBFS, RMS {_db(np.sqrt(np.mean(samples**2))):.1f} dBFS"
+    wave.set_title(f"{title}  ({level})" if title else level, fontsize="medium")
+
+    levels_db, hop_samples = _spectrogram_db(samples, sample_rate_hz)
+    half_s = hop_samples / sample_rate_hz / 2  # a column is drawn around its window's centre
+    image = spectrum.imshow(
+        levels_db,
+        origin="lower",
+        aspect="auto",
+        interpolation="nearest",
+        cmap="magma",
+        vmin=FLOOR_DB,
+        vmax=0.0,
+        extent=(-half_s, (2 * levels_db.shape[1] - 1) * half_s, 0.0, sample_rate_hz / 2000),
+    )
+    spectrum.set(xlabel="time (s)", ylabel="frequency (kHz)", xlim=(0.0, duration_s))
+    figure.colorbar(image, ax=[wave, spectrum], label="level (dB, 0 = full-scale sine)", pad=0.01)
+    if boundary_s is not None:
+        for axes, colour in ((wave, "C3"), (spectrum, "white")):
+            axes.axvline(boundary_s, color=colour, linestyle="--", linewidth=1.2, label="end of the prompt")
+        wave.legend(loc="upper right", fontsize="small")
+    return _saved(figure, path)
+
+
+def plot_training(metrics_jsonl: str | Path, path: str | Path | None = None) -> Figure:
+    """Score while training against steps, from a run's metrics.jsonl.
+
+    Reads records with `step`, `kind` (train or validation) and one of bits_per_sample, bits_per_byte,
+    bits_per_character, bits_per_symbol, perplexity; other records are passed over. A step that was run
+    twice (resumed) counts as run last. Raises DataError where nothing can be drawn.
+    """
+    curves, unit = _read_metrics(Path(metrics_jsonl))
+    figure = _figure(height_inches=4.0)
+    axes = figure.subplots()
+    styles: dict[str, dict[str, Any]] = {
+        "train": {"linewidth": 0.8, "alpha": 0.7},
+        "validation": {"marker": "o", "markersize": 4},
+    }
+    for kind, style in styles.items():
+        points = sorted(curves.get(kind, {}).items())
+        if points:
+            steps, values = zip(*points, strict=True)
+            axes.plot(steps, values, label=f"{kind} (last {values[-1]:.3f} at step {steps[-1]})", **style)
+    axes.set(xlabel="step", ylabel=unit.replace("_", " "))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return _saved(figure, path)
+
+
+def _mono(pcm: NDArray[np.floating[Any]] | torch.Tensor) -> NDArray[np.float64]:
+    array = pcm.detach().float().cpu().numpy() if isinstance(pcm, torch.Tensor) else np.asarray(pcm)
+    if array.ndim != 1 or array.size == 0 or not np.issubdtype(array.dtype, np.floating):
+        raise DataError(
+            f"got audio of shape {list(array.shape)} and type {array.dtype}, expected one channel [N] of "
+            "floats, N >= 1; pick a channel and divide integers by their full scale"
+        )
+    if not np.isfinite(array).all():
+        raise DataError(f"audio has {int((~np.isfinite(array)).sum())} samples that are not finite numbers")
+    return array.astype(np.float64)
+
+
+def _envelope(samples: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
+    """Lowest and highest value of each run of `step` samples: a peak of one sample stays visible."""
+    step = max(1, samples.size // (2 * _MAX_COLUMNS))
+    starts = np.arange(0, samples.size, step)
+    low, high = np.minimum.reduceat(samples, starts), np.maximum.reduceat(samples, starts)
+    return low, high, step
+
+
+def _spectrogram_db(samples: NDArray[np.float64], sample_rate_hz: int) -> tuple[NDArray[np.float64], int]:
+    """Short-time spectrum [F, T] in dB, where a sine of full scale reads 0, and its hop in samples."""
+    import librosa
+
+    n_fft = 2 ** round(np.log2(_WINDOW_S * sample_rate_hz))
+    hop = max(n_fft // 4, -(-samples.size // _MAX_COLUMNS))
+    padded = np.pad(samples, (0, max(0, n_fft - samples.size)))
+    spectrum = librosa.stft(padded, n_fft=n_fft, hop_length=hop, window="hann", pad_mode="constant")
+    window_gain = n_fft / 4  # sum of a Hann window is n/2, and a sine has half its height at +f
+    return _db(np.abs(spectrum) / window_gain), hop
+
+
+def _db(amplitude: Any) -> Any:
+    return 20 * np.log10(np.maximum(amplitude, 1e-6))
+
+
+def _read_metrics(path: Path) -> tuple[dict[str, dict[int, float]], str]:
+    """Values by kind and step, and the name of their unit."""
+    if not path.is_file():
+        raise DataError(f"no metrics at {path}; expected the metrics.jsonl of a run folder")
+    records: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(keepends=True), 1):
+        try:
+            records.append(dict(json.loads(line)))
+        except (ValueError, TypeError) as error:
+            if line.endswith("\n"):  # else a run is writing it right now
+                raise DataError(f"{path}:{number}: got {line.strip()[:40]!r}, expected JSON") from error
+    unit = next((u for u in _UNITS if any(u in record for record in records)), None)
+    if unit is None:
+        raise DataError(f"{path}: none of its {len(records)} records has one of {', '.join(_UNITS)}")
+    curves: dict[str, dict[int, float]] = {}
+    for record in records:
+        if unit in record and "step" in record:
+            curves.setdefault(str(record.get("kind")), {})[int(record["step"])] = float(record[unit])
+    return curves, unit
+
+
+def _figure(*, height_inches: float) -> Figure:
+    # A Figure of its own draws with Agg, and leaves the backend of the caller's notebook alone.
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(10.0, height_inches), dpi=110, layout="constrained")
+
+
+def _saved(figure: Figure, path: str | Path | None) -> Figure:
+    if path is not None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path)
+    return figure
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draws an audio file or a metrics.jsonl; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m txl_audio.plots", description=__doc__)
+    parser.add_argument("input", type=Path, help="audio file, or the metrics.jsonl of a run")
+    parser.add_argument("output", type=Path, help="picture to write, such as OUT.png")
+    given = parser.parse_args(arguments)
+    try:
+        if given.input.suffix == ".jsonl":
+            plot_training(given.input, given.output)
+        else:
+            pcm, sample_rate_hz = _read_audio(given.input)
+            plot_audio(pcm, sample_rate_hz, given.output, title=given.input.name)
+    except TxlError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _read_audio(path: Path) -> tuple[NDArray[np.float32], int]:
+    """The mean of a file's channels, [N]."""
+    import soundfile
+
+    try:
+        pcm, sample_rate_hz = soundfile.read(path, dtype="float32", always_2d=True)
+    except (soundfile.LibsndfileError, OSError) as error:
+        raise DataError(f"cannot read {path} as audio: {error}") from error
+    return pcm.mean(axis=1), sample_rate_hz
+
+
+if __name__ == "__main__":
+    sys.exit(main())

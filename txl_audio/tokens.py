@@ -1,0 +1,179 @@
+"""What a stream of symbols is: the spec, the codec and vocabulary contracts, and the error types.
+
+Shape letters used across the package: B lanes, T frames, P or K symbols per frame, V vocabulary,
+N samples or symbols, D model width, H heads, M memory frames.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+
+Modality = Literal["waveform", "codes", "text"]
+
+IGNORE = -1
+"""Target value of a position that is not scored (padding). It lies outside every vocabulary."""
+
+
+class TxlError(ValueError):
+    """Base of every error a user can cause. Its message says what was got, expected and what to do."""
+
+
+class ConfigError(TxlError):
+    """A configuration that cannot be used."""
+
+
+class DataError(TxlError):
+    """A file, folder or set that cannot be read as what it should be."""
+
+
+class SpecError(TxlError):
+    """Two parts that disagree about what a symbol is."""
+
+
+class CheckpointError(TxlError):
+    """A run folder or weight file that cannot be loaded."""
+
+
+@dataclass(frozen=True)
+class TokenSpec:
+    """What one stream of symbols is. It travels in shards, checkpoints and codecs.
+
+    A frame is `symbols_per_frame` symbols, each in [0, vocab_size). Symbol id `vocab_size` is the
+    start symbol: it stands before a document in the *inputs* of audio streams, never in the data.
+
+    Attributes:
+        modality: `waveform` (consecutive samples), `codes` (codebook indices) or `text`.
+        vocab_size: V.
+        symbols_per_frame: K; the core takes one step per frame.
+        frame_rate_hz: frames per second of audio, 0.0 for text.
+        sample_rate_hz: samples per second of audio, 0 for text.
+        name: codec or vocabulary.
+        settings_hash: hash of everything else that changes what a symbol means.
+    """
+
+    modality: Modality
+    vocab_size: int
+    symbols_per_frame: int
+    frame_rate_hz: float
+    sample_rate_hz: int
+    name: str
+    settings_hash: str
+
+    @property
+    def start_symbol(self) -> int:
+        """Input id that stands for "nothing before": V."""
+        return self.vocab_size
+
+    @property
+    def scores_first(self) -> bool:
+        """Whether the first symbol of a document is predicted (audio) or only context (text).
+
+        Text follows the language-modelling papers: targets are the *next* symbols, so a document
+        of one token has no target.
+        """
+        return self.modality != "text"
+
+    @property
+    def symbol_rate_hz(self) -> float:
+        """Symbols per second of audio, 0.0 for text."""
+        return self.frame_rate_hz * self.symbols_per_frame
+
+    def framed(self, symbols_per_frame: int) -> TokenSpec:
+        """Regroups a waveform stream into frames of P samples.
+
+        Only samples can be regrouped: they are one sequence. Raises SpecError for other streams.
+        """
+        if symbols_per_frame == self.symbols_per_frame:
+            return self
+        if self.modality != "waveform":
+            raise SpecError(
+                f"frames of {symbols_per_frame} symbols were asked of a {self.modality} stream "
+                f"({self.name}), which has {self.symbols_per_frame} a frame; only waveform streams "
+                "can be regrouped"
+            )
+        if symbols_per_frame < 1:
+            raise SpecError(f"a frame needs at least 1 symbol, got {symbols_per_frame}")
+        rate = self.symbol_rate_hz / symbols_per_frame
+        return replace(self, symbols_per_frame=symbols_per_frame, frame_rate_hz=rate)
+
+    def require(self, other: TokenSpec, *, here: str, there: str) -> None:
+        """Raises SpecError naming both origins and the differing fields unless the specs agree."""
+        mine, theirs = asdict(self), asdict(other)
+        different = [f.name for f in fields(self) if mine[f.name] != theirs[f.name]]
+        if different:
+            what = ", ".join(f"{n}: {mine[n]!r} != {theirs[n]!r}" for n in different)
+            raise SpecError(
+                f"{here} and {there} hold different symbols ({what}); prepare the data again with "
+                "the model's codec, or use a model trained on this data"
+            )
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, object], *, origin: str) -> TokenSpec:
+        """Reads what `to_json` wrote. Raises SpecError naming `origin` and the fields that differ."""
+        names = {f.name for f in fields(cls)}
+        if set(value) != names:
+            raise SpecError(
+                f"{origin}: token spec has fields {sorted(value)}, expected {sorted(names)}; "
+                "it was written by another version, prepare it again"
+            )
+        return cls(**value)  # pyright: ignore[reportArgumentType]
+
+
+def settings_hash(settings: Mapping[str, object]) -> str:
+    """Short stable hash of a JSON-able mapping."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class StreamDecoder(Protocol):
+    """Turns frames into samples as they come. One per stream; it owns its state."""
+
+    def push(self, codes: torch.Tensor) -> torch.Tensor:
+        """codes [B, T, K] -> pcm [B, n] float32, n >= 0 samples that are final."""
+        ...
+
+    def flush(self) -> torch.Tensor:
+        """Samples still held back, pcm [B, n]. The decoder is finished afterwards."""
+        ...
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """Audio to frames of symbols and back."""
+
+    @property
+    def spec(self) -> TokenSpec: ...
+
+    def encode(self, pcm: torch.Tensor) -> torch.Tensor:
+        """pcm [B, N] float in [-1, 1] -> codes [B, T, K] int64 with T = ceil(N / samples per frame)."""
+        ...
+
+    def decode(self, codes: torch.Tensor, *, samples: int | None = None) -> torch.Tensor:
+        """codes [B, T, K] -> pcm [B, N] float32; exactly `samples` long where given."""
+        ...
+
+    def stream_decoder(self) -> StreamDecoder: ...
+
+
+@runtime_checkable
+class Vocabulary(Protocol):
+    """Text to symbols and back."""
+
+    @property
+    def spec(self) -> TokenSpec: ...
+
+    def encode(self, text: str) -> torch.Tensor:
+        """text -> ids [N] int64."""
+        ...
+
+    def decode(self, ids: torch.Tensor) -> str:
+        """ids [N] -> text."""
+        ...
