@@ -2,9 +2,10 @@
 # Sourced by the other scripts: goes to the repository root and activates .venv with the package and its
 # development tools in it. Works from any folder; a second run only compares a hash.
 
-cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-_is_supported() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; }
+_is_supported() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1; }
 
 _find_python() {
     local candidate
@@ -42,8 +43,8 @@ if [ "$(cat .venv/txl-audio.stamp 2>/dev/null)" != "$_hash" ]; then
     echo "set-up: installing txl-audio and its libraries into .venv (minutes the first time)" >&2
     _status=0
     python -m pip install --disable-pip-version-check --progress-bar off -e '.[dev]' 2>&1 | tee .venv/setup.log |
-        { grep --line-buffered -E '^ *(Downloading|Installing|Successfully) ' | cut -c 1-110 >&2 || true; }
-    _status="${PIPESTATUS[0]}"
+        { grep --line-buffered -E '^ *(Downloading|Installing collected|Successfully)' | cut -c 1-110 >&2 || true; } ||
+        _status=$?
     if [ "$_status" -ne 0 ]; then
         tail -n 15 .venv/setup.log >&2
         echo "error: pip could not install the libraries (the whole log: .venv/setup.log)" >&2

@@ -59,7 +59,8 @@ def plot_audio(
     limit = max(1.0, float(np.abs(samples).max()))
     wave.set(ylabel="amplitude\n(full scale = 1)", ylim=(-limit, limit))
     wave.grid(alpha=0.3)
-    level = f"peak {_db(np.abs(samples).max()):.1f} dBFS, RMS {_db(np.sqrt(np.mean(samples**2))):.1f} dBFS"
+    peak_db, rms_db = _db(np.abs(samples).max()), _db(np.sqrt(np.mean(samples**2)))
+    level = f"peak {peak_db:.1f} dBFS, RMS {rms_db:.1f} dBFS"
     wave.set_title(f"{title}  ({level})" if title else level, fontsize="medium")
 
     levels_db, hop_samples = _spectrogram_db(samples, sample_rate_hz)
@@ -141,7 +142,7 @@ def _spectrogram_db(samples: NDArray[np.float64], sample_rate_hz: int) -> tuple[
 
 
 def _db(amplitude: Any) -> Any:
-    return 20 * np.log10(np.maximum(amplitude, 1e-6))
+    return np.round(20 * np.log10(np.maximum(amplitude, 1e-6)), 2) + 0.0  # no minus before zero
 
 
 def _read_metrics(path: Path) -> tuple[dict[str, dict[int, float]], str]:

@@ -59,7 +59,7 @@ def mulaw_encode(pcm: np.ndarray | torch.Tensor) -> np.ndarray | torch.Tensor:
     if isinstance(pcm, np.ndarray):
         edges = _EDGES if pcm.dtype == np.float64 else _EDGES_FLOAT32
         return np.searchsorted(edges, pcm, side="right").astype(np.int64, copy=False)
-    return torch.bucketize(pcm, _edges_on(pcm.device, pcm.dtype), right=True)
+    return torch.bucketize(pcm.contiguous(), _edges_on(pcm.device, pcm.dtype), right=True)
 
 
 @overload
@@ -99,7 +99,7 @@ def clipped_count(pcm: np.ndarray | torch.Tensor) -> int:
 
 def _amplitudes(pcm: np.ndarray | torch.Tensor) -> np.ndarray | torch.Tensor:
     """PCM of a supported type as floats; float64 only where it came as float64 or int32."""
-    name = str(pcm.dtype).removeprefix("torch.")
+    name = pcm.dtype.name if isinstance(pcm, np.ndarray) else str(pcm.dtype).removeprefix("torch.")
     if name in _INTEGER_PCM:
         zero, scale = _INTEGER_PCM[name]
         # float32 has 24 bits: enough for 16-bit PCM, not for 32-bit.
@@ -154,6 +154,16 @@ class MuLawCodec:
             name="mulaw",
             settings_hash=settings_hash({"codes": CODES, "mu": MU, "sample_rate_hz": SAMPLE_RATE_HZ}),
         ).framed(frame_samples)
+
+    @property
+    def levels(self) -> torch.Tensor:
+        """Amplitude of every code, [V] float32."""
+        return torch.from_numpy(_LEVELS.copy())
+
+    @property
+    def edges(self) -> torch.Tensor:
+        """Smallest amplitude of codes 1 to V - 1, [V - 1] float64: the bins of the quantiser."""
+        return torch.from_numpy(_EDGES.copy())
 
     def encode(self, pcm: torch.Tensor) -> torch.Tensor:
         """pcm [B, N] -> codes [B, ceil(N / P), P] int64.

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
@@ -31,8 +31,8 @@ from txl_audio.tokens import Codec, DataError, TokenSpec
 
 MANIFEST_FILE = "manifest.jsonl"
 REJECTED_FILE = "rejected.json"
-# Starting a process costs about two seconds, as much as preparing this many short files.
-_FILES_PER_WORKER = 256
+# Starting a process costs seconds, for which one process prepares hundreds of short files.
+_FILES_PER_WORKER = 1024
 
 Progress = Callable[[int, int, float], None]
 """Called after every file with (files done, files in all, seconds of audio so far)."""
@@ -156,10 +156,12 @@ def prepare(
         done = {document.id for document in writer.documents}
         todo = [r for r in recordings if r.id not in done]
         seconds = sum(d.frames for d in writer.documents) / spec.frame_rate_hz
-        with open(manifest_path, "w", encoding="utf-8") as manifest:
+        with (
+            open(manifest_path, "w", encoding="utf-8") as manifest,
+            closing(_work(todo, settings, workers)) as results,
+        ):
             manifest.writelines(kept)
             manifest.flush()
-            results = _work(todo, settings, workers)
             for count, (recording, result) in enumerate(zip(todo, results, strict=True), len(done) + 1):
                 if isinstance(result, str):
                     rejected.append(Rejected(recording.source, result))
@@ -327,10 +329,10 @@ def _check_claim(samples: int, rate_hz: int, claimed: int, claimed_hz: int) -> N
 
 def _work(
     recordings: Sequence[Recording], settings: _Settings, workers: int | None
-) -> Iterator[_Prepared | str]:
+) -> Generator[_Prepared | str, None, None]:
     """Results in the order of the recordings; a bounded number is held at a time."""
     if workers is None:
-        workers = min(os.cpu_count() or 1, math.ceil(len(recordings) / _FILES_PER_WORKER))
+        workers = min(os.cpu_count() or 1, len(recordings) // _FILES_PER_WORKER)
     if workers <= 1:
         yield from (_prepare_one(recording, settings) for recording in recordings)
         return

@@ -75,16 +75,26 @@ class SequenceModel(nn.Module):
         targets [B, T, K], IGNORE where not scored; reset [B, T] bool, true where a document begins.
         Returns nats [B, T, K] (0 where ignored) and the state after the segment.
         """
-        self._check(inputs, targets)
+        if targets.shape != inputs.shape:
+            raise TxlError(f"targets {tuple(targets.shape)} differ in shape from inputs {tuple(inputs.shape)}")
+        hidden, history, state = self.encode(inputs, state, reset)
+        return self.head.nll(hidden, history, targets), state
+
+    def encode(
+        self, inputs: Tensor, state: SequenceState, reset: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, SequenceState]:
+        """As `nll` without targets: hidden [B, T, D], history [B, T, W] and the next state."""
+        if inputs.dim() != 3 or inputs.size(2) != self.spec.symbols_per_frame:
+            raise TxlError(
+                f"inputs have shape {tuple(inputs.shape)}, expected [lanes, frames, {self.spec.symbols_per_frame}]"
+            )
         line = torch.cat([state.recent, inputs.flatten(1)], dim=1)
         history = self._histories(line, inputs.size(1), reset)
         x = self.embedding(history[..., history.size(-1) - self.embedding.history :])
         hidden, memory = self.core(x, state.memory, reset)
-        nats = self.head.nll(hidden, history, targets)
-        kept = state.recent.size(1)
         # The newest history without its oldest frame is what the next segment starts from.
-        recent = history[:, -1, history.size(-1) - kept :] if kept else state.recent
-        return nats, SequenceState(memory, recent)
+        recent = history[:, -1, self.spec.symbols_per_frame :]
+        return hidden, history, SequenceState(memory, recent)
 
     def loss(
         self, inputs: Tensor, targets: Tensor, state: SequenceState, reset: Tensor | None = None
@@ -105,17 +115,6 @@ class SequenceModel(nn.Module):
         exists = torch.where(begun >= 0, (index - begun) * self.spec.symbols_per_frame, self.history)
         lag = torch.arange(self.history, 0, -1, device=line.device)
         return torch.where(lag <= exists[..., None], history, self.spec.start_symbol)
-
-    def _check(self, inputs: Tensor, targets: Tensor) -> None:
-        if (
-            inputs.dim() != 3
-            or inputs.shape != targets.shape
-            or inputs.size(2) != self.spec.symbols_per_frame
-        ):
-            raise TxlError(
-                f"inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)} should both be "
-                f"[lanes, frames, {self.spec.symbols_per_frame}]"
-            )
 
     # Sampling.
 

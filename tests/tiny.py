@@ -1,0 +1,141 @@
+"""Tiny models for tests. Every weight is random: what starts at zero would hide faults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from txl_audio.codecs.mulaw import MuLawCodec
+from txl_audio.model.embeddings import SampleEmbeddingConfig, SymbolEmbeddingConfig
+from txl_audio.model.heads import FrameHeadConfig, SoftmaxHeadConfig
+from txl_audio.model.positions import AbsoluteConfig, AlRfouConfig, RelativeConfig, ShawConfig
+from txl_audio.model.sequence import SequenceModel, SequenceState
+from txl_audio.model.transformer import CoreConfig, TransformerXL
+from txl_audio.tokens import TokenSpec
+
+M = TypeVar("M", bound=nn.Module)
+
+TEXT = TokenSpec("text", 11, 1, 0.0, 0, "test", "0")
+
+BACKENDS = ("reference", "shifted", "shift_free")
+WINDOWS = ("segment", "same_length", "sliding")
+
+# Position schemes as changes to `core_config`; the last two number frames inside a segment.
+RELATIVE: dict[str, dict[str, Any]] = {
+    "relative": {},
+    "untied": {"positions": RelativeConfig(untie_r=True)},
+    "clamped": {"positions": RelativeConfig(clamp_len=3)},
+    "shaw": {"positions": ShawConfig(kind="shaw", max_distance=4)},
+}
+NUMBERED: dict[str, dict[str, Any]] = {
+    "absolute": {"positions": AbsoluteConfig(kind="absolute", segment_len=4)},
+    "alrfou": {"positions": AlRfouConfig(kind="alrfou", segment_len=4)},
+}
+for _changes in NUMBERED.values():
+    _changes |= {"mem_len": 0, "window": "segment"}
+
+# Every scheme with every window it allows, by name.
+CORES: dict[str, dict[str, Any]] = {
+    f"{scheme}-{window}": {**changes, "window": window}
+    for scheme, changes in RELATIVE.items()
+    for window in WINDOWS
+} | NUMBERED
+
+# Streams: symbols per frame, embedding and head.
+_SAMPLES = SampleEmbeddingConfig(kind="samples", history_samples=9, width=12)
+STREAMS: dict[str, tuple[int, Any, Any]] = {
+    "p1-softmax": (1, SymbolEmbeddingConfig(), SoftmaxHeadConfig()),
+    "p1-logistic": (1, _SAMPLES, FrameHeadConfig(kind="frame", history_samples=7, width=8, mixtures=2)),
+    "p4-logistic": (4, _SAMPLES, FrameHeadConfig(kind="frame", history_samples=7, width=8, mixtures=2)),
+    "p4-codes": (
+        4,
+        SymbolEmbeddingConfig(d_embed=6),
+        FrameHeadConfig(kind="frame", history_samples=3, width=8, output="softmax"),
+    ),
+}
+
+
+def core_config(**changes: Any) -> CoreConfig:
+    sizes = {"n_layer": 2, "d_model": 12, "n_head": 2, "d_head": 5, "d_ff": 16, "mem_len": 6}
+    return CoreConfig(**{**sizes, "segment_len": 4, "window": "sliding", **changes})
+
+
+def core(**changes: Any) -> TransformerXL:
+    return randomised(core_config(**changes).build()).eval()
+
+
+def text_model(spec: TokenSpec = TEXT, **changes: Any) -> SequenceModel:
+    config = core_config(**changes)
+    embedding = SymbolEmbeddingConfig().build(spec, config.d_model, None)
+    head = SoftmaxHeadConfig().build(spec, config.d_model, embedding, None, None)
+    return randomised(SequenceModel(spec, embedding=embedding, core=config.build(), head=head)).eval()
+
+
+def wave_model(stream: str = "p4-logistic", **changes: Any) -> SequenceModel:
+    places, embedding_config, head_config = STREAMS[stream]
+    codec, config = MuLawCodec(places), core_config(**changes)
+    embedding = embedding_config.build(codec.spec, config.d_model, codec.levels)
+    head = head_config.build(codec.spec, config.d_model, embedding, codec.levels, codec.edges)
+    return randomised(SequenceModel(codec.spec, embedding=embedding, core=config.build(), head=head)).eval()
+
+
+def randomised(module: M, std: float = 0.1) -> M:
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(std * torch.randn(parameter.shape, generator=generator))
+    return module
+
+
+def audio_frames(
+    model: SequenceModel, lanes: int, frames: int, begins: Iterable[tuple[int, int]] = ()
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Random (inputs, targets, reset) of lanes whose documents begin at frame 0 and at `begins`."""
+    spec = model.spec
+    line = torch.randint(spec.vocab_size, (lanes, frames + 1, spec.symbols_per_frame))
+    inputs, targets = line[:, :-1].clone(), line[:, 1:].clone()
+    reset = torch.zeros(lanes, frames, dtype=torch.bool)
+    for lane, frame in begins:
+        reset[lane, frame] = True
+    reset[:, 0] = True
+    if spec.scores_first:
+        inputs[reset] = spec.start_symbol
+    return inputs, targets, reset
+
+
+def run_core(
+    model: TransformerXL, x: Tensor, lengths: Iterable[int], reset: Tensor | None = None
+) -> Tensor:
+    """Hidden [B, N, D] of x [B, N, D] fed in segments of `lengths`."""
+    memory, at, out = model.first_memory(x.size(0)), 0, []
+    for n in lengths:
+        part = None if reset is None else reset[:, at : at + n]
+        hidden, memory = model(x[:, at : at + n], memory, part)
+        out.append(hidden)
+        at += n
+    assert at == x.size(1)
+    return torch.cat(out, dim=1)
+
+
+def run_nll(
+    model: SequenceModel, inputs: Tensor, targets: Tensor, lengths: Iterable[int], reset: Tensor | None = None
+) -> tuple[Tensor, SequenceState]:
+    """Nats [B, N, K] of a stream fed in segments of `lengths`, and the state after it."""
+    state, at, out = model.initial_state(inputs.size(0)), 0, []
+    for n in lengths:
+        part = slice(at, at + n)
+        nats, state = model.nll(
+            inputs[:, part], targets[:, part], state, None if reset is None else reset[:, part]
+        )
+        out.append(nats)
+        at += n
+    assert at == inputs.size(1)
+    return torch.cat(out, dim=1), state
+
+
+def lengths_of(total: int, segment: int) -> list[int]:
+    """[segment, segment, ..., rest]."""
+    return [min(segment, total - at) for at in range(0, total, segment)]

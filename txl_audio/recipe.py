@@ -1,0 +1,286 @@
+"""From a RunConfig to objects; the only place that knows every component."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import torch
+from pydantic import Field
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from txl_audio import cost, runtime
+from txl_audio.checkpoint import RunFolder, load_weights
+from txl_audio.codecs.mulaw import MuLawCodec, mulaw_decode
+from txl_audio.config import Config, load
+from txl_audio.data.audio import load_audio
+from txl_audio.data.shards import Document, Shards
+from txl_audio.interop import read_folder
+from txl_audio.model.embeddings import EmbeddingConfig
+from txl_audio.model.heads import HeadConfig
+from txl_audio.model.sequence import SequenceModel
+from txl_audio.model.transformer import CoreConfig
+from txl_audio.report import Reporter
+from txl_audio.sampling.gallery import keep_sample
+from txl_audio.sampling.sampler import Filters, Sampler
+from txl_audio.tokens import CheckpointError, Codec, ConfigError, DataError, SpecError, TokenSpec
+from txl_audio.train import TrainConfig, Trainer
+
+
+class ModelConfig(Config):
+    """One stream over a core. `symbols_per_frame` groups the samples of a waveform into frames."""
+
+    symbols_per_frame: int = Field(default=1, ge=1)
+    embedding: EmbeddingConfig
+    core: CoreConfig
+    head: HeadConfig
+
+    def build(self, spec: TokenSpec) -> SequenceModel:
+        """The model for symbols of `spec` (of any frame size, where it is a waveform)."""
+        spec = spec.framed(self.symbols_per_frame)
+        levels = edges = None
+        if spec.modality == "waveform":
+            codec = codec_of(spec)
+            levels, edges = codec.levels, codec.edges
+        embedding = self.embedding.build(spec, self.core.d_model, levels)
+        head = self.head.build(spec, self.core.d_model, embedding, levels, edges)
+        return SequenceModel(spec, embedding=embedding, core=self.core.build(), head=head)
+
+
+class RunConfig(Config):
+    """A whole run. `data` is a folder of shards; `out` the run folder (default runs/NAME)."""
+
+    name: str
+    out: str | None = None
+    data: str | None = None
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    device: str = "auto"
+    precision: runtime.Precision = "bfloat16"
+    model: ModelConfig
+    train: TrainConfig = TrainConfig()
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.out) if self.out else Path("runs") / self.name
+
+
+class SplitDocuments:
+    """The documents of one split of a shard folder, as flat symbol arrays."""
+
+    def __init__(self, shards: Shards, split: str) -> None:
+        self.shards = shards
+        self.documents: Sequence[Document] = shards.of_split(split)
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    def __getitem__(self, index: int, /) -> np.ndarray:
+        return self.shards.symbols(self.documents[index]).reshape(-1)
+
+    @property
+    def symbols(self) -> int:
+        """Symbols in the split."""
+        return sum(d.frames for d in self.documents) * self.shards.spec.symbols_per_frame
+
+
+def codec_of(spec: TokenSpec) -> MuLawCodec:
+    """The codec that made a waveform's symbols. Raises SpecError for one that is not known."""
+    codec = MuLawCodec(spec.symbols_per_frame)
+    codec.spec.require(spec, here="the mu-law codec", there="the model or data")
+    return codec
+
+
+def codec_for_sound(spec: TokenSpec) -> Codec:
+    """The codec that turns a stream's symbols into sound; SpecError where they are none."""
+    if spec.modality == "text":
+        raise SpecError("this model writes text symbols, expected an audio model; use one trained on audio")
+    return codec_of(spec)
+
+
+def open_shards(path: str | Path, model: SequenceModel) -> Shards:
+    """Shards that hold the model's symbols; SpecError otherwise."""
+    shards = Shards.open(path)
+    framed = shards.spec.framed(model.spec.symbols_per_frame)
+    framed.require(model.spec, here=f"the data {path}", there="the model")
+    return shards
+
+
+def load_run(path: str | Path, *, device: str = "auto") -> tuple[RunConfig, SequenceModel]:
+    """Config and trained model of a run folder, in eval mode. Raises CheckpointError, ConfigError."""
+    folder = RunFolder(path)
+    folder.require()
+    config = load(RunConfig, folder.config_path)
+    model = config.model.build(folder.spec())
+    folder.load_model(model)
+    return config, model.to(runtime.device(device)).eval()
+
+
+def new_model(config: RunConfig, spec: TokenSpec) -> SequenceModel:
+    """A freshly initialised model, the same for the same seed."""
+    runtime.seed_everything(config.seed)
+    return config.model.build(spec)
+
+
+BITS = {"waveform": "bits_per_sample", "codes": "bits_per_code", "text": "bits_per_symbol"}
+"""Name of the bits figure of a modality."""
+
+
+def train(config: RunConfig, *, resume: bool = False, overwrite: bool = False) -> bool:
+    """Trains the run that `config` describes; false where it was interrupted, saved.
+
+    Raises ConfigError, DataError, SpecError or CheckpointError before anything is written where the
+    config, the data or the run folder cannot be used.
+    """
+    if config.data is None:
+        raise ConfigError("training needs data; set data=DIR to a folder made by `txl-audio prepare`")
+    shards = Shards.open(config.data)
+    device = runtime.device(config.device)
+    model = new_model(config, shards.spec).to(device)
+    folder = RunFolder(config.folder)
+    trainer = Trainer(
+        model,
+        config.train,
+        train=SplitDocuments(shards, "train"),
+        valid=SplitDocuments(shards, "val"),
+        folder=folder,
+        seed=config.seed,
+        precision=config.precision,
+    )
+    if resume:
+        saved = load(RunConfig, folder.config_path)
+        if saved.model != config.model:
+            raise CheckpointError(
+                f"{folder.path} holds another model than the config describes; resume with "
+                f"`txl-audio train {folder.config_path} --resume`"
+            )
+        trainer.resume()
+    else:
+        if overwrite:
+            folder.remove()
+        folder.create(config.to_yaml())
+    flops = cost.training_flops_per_symbol(model, lanes=config.train.lanes, segment_len=trainer.segment_len)
+    dtype = torch.bfloat16 if config.precision == "bfloat16" else torch.float32
+    with Reporter(
+        folder.path,
+        unit=BITS[model.spec.modality],
+        flops_per_symbol=flops,
+        machine_flops=runtime.matmul_flops(device, dtype),
+        resumed_at=trainer.at.step,
+    ) as reporter:
+        if model.spec.modality != "text":
+            trainer.sample = partial(
+                keep_sample,
+                codec=codec_for_sound(model.spec),
+                seconds=config.train.sample_seconds,
+                folder=folder.path / "samples",
+                writer=reporter.writer,
+            )
+        return trainer.run(reporter)
+
+
+def describe(target: str | Path, overrides: Sequence[str] = ()) -> SequenceModel:
+    """The model of a run folder, or a fresh one of a config file.
+
+    A config whose data is not prepared yet is taken for mu-law speech.
+    """
+    if Path(target).is_dir():
+        if overrides:
+            raise ConfigError("overrides change a config file, not a trained run; give the config file")
+        return load_run(target, device="cpu")[1]
+    config = load(RunConfig, target, overrides)
+    known = config.data is not None and (Path(config.data) / "index.json").is_file()
+    spec = Shards.open(str(config.data)).spec if known else MuLawCodec().spec
+    return new_model(config, spec)
+
+
+def import_run(source: str | Path, out: str | Path, *, segment_len: int | None = None) -> SequenceModel:
+    """Makes a run folder of weights from elsewhere; see `interop.read_folder`."""
+    imported = read_folder(source, segment_len=segment_len)
+    parts = ModelConfig(embedding=imported.embedding, core=imported.core, head=imported.head)
+    config = RunConfig(name=Path(out).name, out=str(out), precision="float32", model=parts)
+    model = config.model.build(imported.spec)
+    load_weights(model, imported.weights, origin=str(source))
+    folder = RunFolder(out)
+    folder.create(config.to_yaml())
+    folder.save_model(model, model.spec, step=0, origin=f"imported from {Path(source).name}")
+    return model
+
+
+def read_symbols(path: str | Path, codec: Codec) -> np.ndarray:
+    """Symbols [N] of an audio file, at the codec's rate."""
+    pcm = load_audio(path, sample_rate_hz=codec.spec.sample_rate_hz)
+    return codec.encode(torch.from_numpy(pcm)[None]).flatten()[: len(pcm)].numpy()
+
+
+def read_tokens(path: str | Path) -> torch.Tensor:
+    """The tensor `tokens` of a safetensors file; DataError where there is none."""
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path} cannot be read as safetensors: {error}") from error
+    if "tokens" not in tensors:
+        raise DataError(f"{path} holds {sorted(tensors)}, expected a tensor `tokens` [N + 1, B]")
+    return tensors["tokens"]
+
+
+def write_tensors(path: str | Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Writes a safetensors file."""
+    save_file(tensors, path)
+
+
+def sound(
+    model: SequenceModel,
+    *,
+    seconds: float,
+    prompt: str | Path | None,
+    prompt_seconds: float | None,
+    with_prompt: bool,
+    filters: Filters,
+    seed: int,
+) -> Iterator[tuple[np.ndarray, bool]]:
+    """Chunks (pcm [n] float32, whether it was generated) of a continuation, or of sound from nothing."""
+    codec = codec_for_sound(model.spec)
+    rate, symbols = codec.spec.sample_rate_hz, None
+    if prompt is not None:
+        symbols = read_symbols(prompt, codec)
+        if prompt_seconds is not None:
+            symbols = symbols[: round(prompt_seconds * rate)]
+        if with_prompt:
+            yield mulaw_decode(symbols), False
+    elif with_prompt or prompt_seconds is not None:
+        raise ConfigError("--with-prompt and --prompt-seconds need --prompt FILE")
+    line = None if symbols is None else torch.from_numpy(symbols)[None]
+    sampler = Sampler(model, prompt=line, filters=filters, seed=seed)
+    for chunk in sampler.pcm(codec, samples=round(seconds * rate)):
+        yield chunk[0].cpu().numpy(), True
+
+
+@contextmanager
+def sound_writer(path: str | Path | None, rate_hz: int) -> Iterator[Callable[[np.ndarray], None]]:
+    """Writes chunks of sound [n] to a file as 16-bit samples, or raw s16le to standard output.
+
+    Raises DataError where the file's ending names no sound format.
+    """
+    if path is None:
+
+        def write(pcm: np.ndarray) -> None:
+            scaled = np.clip(np.rint(pcm * 32768.0), -32768, 32767)
+            sys.stdout.buffer.write(scaled.astype("<i2").tobytes())
+            sys.stdout.buffer.flush()
+
+        yield write
+        return
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        file = soundfile.SoundFile(path, "w", samplerate=rate_hz, channels=1, subtype="PCM_16")
+    except (soundfile.LibsndfileError, TypeError, ValueError) as error:
+        raise DataError(f"cannot write sound to {path}: {error}; use a name such as x.wav or x.flac") from error
+    with file:
+        yield file.write
