@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -64,29 +64,37 @@ def core_config(**changes: Any) -> CoreConfig:
 
 
 def core(**changes: Any) -> TransformerXL:
-    return randomised(core_config(**changes).build()).eval()
+    return randomised(lambda: core_config(**changes).build())
 
 
 def text_model(spec: TokenSpec = TEXT, **changes: Any) -> SequenceModel:
-    config = core_config(**changes)
-    embedding = SymbolEmbeddingConfig().build(spec, config.d_model, None)
-    head = SoftmaxHeadConfig().build(spec, config.d_model, embedding, None, None)
-    return randomised(SequenceModel(spec, embedding=embedding, core=config.build(), head=head)).eval()
+    def build() -> SequenceModel:
+        config = core_config(**changes)
+        embedding = SymbolEmbeddingConfig().build(spec, config.d_model, None)
+        head = SoftmaxHeadConfig().build(spec, config.d_model, embedding, None, None)
+        return SequenceModel(spec, embedding=embedding, core=config.build(), head=head)
+
+    return randomised(build)
 
 
 def wave_model(stream: str = "p4-logistic", **changes: Any) -> SequenceModel:
-    places, embedding_config, head_config = STREAMS[stream]
-    codec, config = MuLawCodec(places), core_config(**changes)
-    embedding = embedding_config.build(codec.spec, config.d_model, codec.levels)
-    head = head_config.build(codec.spec, config.d_model, embedding, codec.levels, codec.edges)
-    return randomised(SequenceModel(codec.spec, embedding=embedding, core=config.build(), head=head)).eval()
+    def build() -> SequenceModel:
+        places, embedding_config, head_config = STREAMS[stream]
+        codec, config = MuLawCodec(places), core_config(**changes)
+        embedding = embedding_config.build(codec.spec, config.d_model, codec.levels)
+        head = head_config.build(codec.spec, config.d_model, embedding, codec.levels, codec.edges)
+        return SequenceModel(codec.spec, embedding=embedding, core=config.build(), head=head)
+
+    return randomised(build)
 
 
-def randomised(module: M, std: float = 0.1) -> M:
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
+def randomised(build: Callable[[], M], std: float = 0.1) -> M:
+    """A module in eval mode; the same sizes give the same weights, and other draws are left alone."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(1)
+        module = build().eval()
         for parameter in module.parameters():
-            parameter.add_(std * torch.randn(parameter.shape, generator=generator))
+            parameter.add_(std * torch.randn(parameter.shape))
     return module
 
 
@@ -106,9 +114,7 @@ def audio_frames(
     return inputs, targets, reset
 
 
-def run_core(
-    model: TransformerXL, x: Tensor, lengths: Iterable[int], reset: Tensor | None = None
-) -> Tensor:
+def run_core(model: TransformerXL, x: Tensor, lengths: Iterable[int], reset: Tensor | None = None) -> Tensor:
     """Hidden [B, N, D] of x [B, N, D] fed in segments of `lengths`."""
     memory, at, out = model.first_memory(x.size(0)), 0, []
     for n in lengths:

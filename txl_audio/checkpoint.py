@@ -87,7 +87,9 @@ class RunFolder:
         new, now, old = (self.path / name for name in ("state.new", "state", "state.old"))
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)
-        _save_tensors(new / "state.safetensors", {k: v.detach().cpu().contiguous() for k, v in tensors.items()})
+        _save_tensors(
+            new / "state.safetensors", {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
+        )
         write_atomically(new / "state.json", json.dumps(dict(values)).encode())
         shutil.rmtree(old, ignore_errors=True)
         # A folder cannot replace a full one: between the two renames `state.old` is the one to read.
@@ -101,7 +103,9 @@ class RunFolder:
         """What `save_state` was given. Raises CheckpointError where there is nothing to resume."""
         folder = next((self.path / n for n in ("state", "state.old") if (self.path / n).is_dir()), None)
         if folder is None:
-            raise CheckpointError(f"{self.path} has no saved training state to resume; train it without --resume")
+            raise CheckpointError(
+                f"{self.path} has no saved training state to resume; train it without --resume"
+            )
         return _load_tensors(folder / "state.safetensors"), _read_json(folder / "state.json")
 
 
@@ -115,7 +119,11 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], *, origin: str
         if n in weights and weights[n].shape != expected[n].shape
     ]
     if missing or extra or wrong:
-        parts = [f"missing {missing[:3]}" * bool(missing), f"unknown {extra[:3]}" * bool(extra), ", ".join(wrong[:3])]
+        parts = [
+            f"missing {missing[:3]}" * bool(missing),
+            f"unknown {extra[:3]}" * bool(extra),
+            ", ".join(wrong[:3]),
+        ]
         raise CheckpointError(
             f"the weights of {origin} do not fit its config: " + "; ".join(part for part in parts if part)
         )

@@ -57,11 +57,21 @@ def _root() -> None:
 def prepare(
     source: Annotated[str | None, typer.Argument(help="Folder of audio, or a manifest (.jsonl).")] = None,
     out: Annotated[Path, typer.Option(help="Folder of shards to write.")] = ...,  # pyright: ignore
-    dataset: Annotated[str | None, typer.Option(help="Known set instead of SOURCE: speechcommands, librispeech, ljspeech, vctk, yesno, fsdd.")] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            help="Known set instead of SOURCE: speechcommands, librispeech, ljspeech, vctk, yesno, fsdd."
+        ),
+    ] = None,
     root: Annotated[Path | None, typer.Option(help="Local copy of the known set.")] = None,
     download: Annotated[bool, typer.Option(help="Fetch the known set into --root first.")] = False,
-    split: Annotated[str | None, typer.Option(help="every-Nth, lists:DIR, official or all:NAME. [default: official where there is one, else every-20th]")] = None,
-    trim_db: Annotated[float | None, typer.Option(help="Cut silence this far below each clip's loudest part.")] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(help="every-Nth, lists:DIR, official or all:NAME. [default: official, else every-20th]"),
+    ] = None,
+    trim_db: Annotated[
+        float | None, typer.Option(help="Cut silence this far below each clip's loudest part.")
+    ] = None,
     gain: Annotated[str, typer.Option(help="none, rms:DBFS or peak:DBFS.")] = "none",
     workers: Annotated[int | None, typer.Option(help="Processes. [default: by cores and files]")] = None,
     strict: Annotated[bool, typer.Option(help="Stop at the first file that cannot be used.")] = False,
@@ -132,7 +142,9 @@ def train(
         raise ConfigError("--resume continues a run and --overwrite replaces it; give one of them")
     done = recipe.train(run, resume=resume, overwrite=overwrite)
     if not done:
-        console.print(f"saved; continue with: txl-audio train {run.folder}/config.yaml --resume", soft_wrap=True)
+        console.print(
+            f"saved; continue with: txl-audio train {run.folder}/config.yaml --resume", soft_wrap=True
+        )
         raise typer.Exit(1)
     console.print(f"done: {run.folder}")
 
@@ -157,7 +169,9 @@ def evaluate(
     config, model = recipe.load_run(run, device=device)
     path = data or config.data
     if path is None:
-        raise ConfigError(f"the run {run} names no data; give the shard folder: txl-audio evaluate {run} DATA")
+        raise ConfigError(
+            f"the run {run} names no data; give the shard folder: txl-audio evaluate {run} DATA"
+        )
     shards = recipe.open_shards(path, model)
     documents = recipe.SplitDocuments(shards, split)
     with _bar("scoring") as update:
@@ -180,15 +194,24 @@ def evaluate(
         "precision": precision,
         "preparation": shards.preparation,
     }
-    _tell(figures, f"{totals.bits:.4f} {unit.replace('_', ' ')} over {totals.count:,} symbols of {split}, {memory} memory; {_preparation(shards.preparation)}", as_json)
+    _tell(
+        figures,
+        f"{totals.bits:.4f} {unit.replace('_', ' ')} over {totals.count:,} symbols of {split}, "
+        f"{memory} memory; {_preparation(shards.preparation)}",
+        as_json,
+    )
 
 
 @app.command()
 def score(
     run: RunPath,
     files: Annotated[list[Path] | None, typer.Argument(help="Audio files.")] = None,
-    tokens: Annotated[Path | None, typer.Option(help="safetensors with `tokens` [N+1, B], instead of files.")] = None,
-    out: Annotated[Path | None, typer.Option(help="With --tokens: safetensors to write `nll` [N, B] to.")] = None,
+    tokens: Annotated[
+        Path | None, typer.Option(help="safetensors with `tokens` [N+1, B], instead of files.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="With --tokens: safetensors to write `nll` [N, B] to.")
+    ] = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -204,7 +227,11 @@ def score(
         recipe.write_tensors(out, {"nll": nll})
         totals = evaluation.Totals(nll.double().sum().item(), nll.numel())
         figures = {"path": str(tokens), "nats": totals.nats, "count": totals.count, "out": str(out)}
-        _tell(figures, f"{totals.nats / max(1, totals.count):.4f} nats per token over {totals.count:,}, in {out}", as_json)
+        _tell(
+            figures,
+            f"{totals.nats / max(1, totals.count):.4f} nats per token over {totals.count:,}, in {out}",
+            as_json,
+        )
         return
     codec = recipe.codec_for_sound(model.spec)
     scored: list[dict[str, Any]] = []
@@ -212,7 +239,14 @@ def score(
         for done, path in enumerate(files or [], 1):
             nats = evaluation.score_document(model, recipe.read_symbols(path, codec))
             totals = evaluation.Totals(nats.double().sum().item(), nats.numel())
-            scored.append({"path": str(path), "nats": totals.nats, "count": totals.count, "bits_per_sample": totals.bits})
+            scored.append(
+                {
+                    "path": str(path),
+                    "nats": totals.nats,
+                    "count": totals.count,
+                    "bits_per_sample": totals.bits,
+                }
+            )
             update(done, len(files or []), "")
     lines = [f"{item['bits_per_sample']:.4f} bits per sample  {item['path']}" for item in scored]
     _tell({"files": scored}, "\n".join(lines), as_json)
@@ -223,13 +257,19 @@ def sample(
     run: RunPath,
     seconds: Annotated[float, typer.Option(min=0, help="How much to generate.")] = 5.0,
     out: Annotated[Path | None, typer.Option(help="WAV or FLAC file to write.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Write 16-bit little-endian samples to stdout as they are made.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Write 16-bit little-endian samples to stdout as they are made.")
+    ] = False,
     prompt: Annotated[Path | None, typer.Option(help="Audio file to continue.")] = None,
-    prompt_seconds: Annotated[float | None, typer.Option(help="Use only the beginning of the prompt.")] = None,
+    prompt_seconds: Annotated[
+        float | None, typer.Option(help="Use only the beginning of the prompt.")
+    ] = None,
     with_prompt: Annotated[bool, typer.Option(help="Put the prompt before its continuation.")] = False,
     temperature: Annotated[float, typer.Option(help="0 takes the most likely symbol.")] = 1.0,
     top_k: Annotated[int | None, typer.Option(help="Draw among the k most likely.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw among the fewest that reach probability p.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Draw among the fewest that reach probability p.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same sound.")] = 0,
     device: Device = "auto",
     as_json: Json = False,
@@ -275,21 +315,29 @@ def sample(
         "out": str(out) if out else None,
     }
     if not raw:
-        _tell(figures, f"{made / rate:.2f} s in {wall_s:.1f} s (real-time factor {figures['rtf']:.2f}), in {out}", as_json)
+        _tell(
+            figures,
+            f"{made / rate:.2f} s in {wall_s:.1f} s (real-time factor {figures['rtf']:.2f}), in {out}",
+            as_json,
+        )
 
 
 @app.command("import")
 def import_weights(
     source: Annotated[Path, typer.Argument(help="Folder with config.json and weights.")],
     out: Annotated[Path, typer.Option(help="Run folder to write.")],
-    segment_len: Annotated[int | None, typer.Option(min=1, help="Frames per segment. [default: the source's own, else 128]")] = None,
+    segment_len: Annotated[
+        int | None, typer.Option(min=1, help="Frames per segment. [default: the source's own, else 128]")
+    ] = None,
 ) -> None:
     """Read Transformer-XL weights of the authors' PyTorch code or of Hugging Face."""
     from txl_audio import recipe
 
     model = recipe.import_run(source, out, segment_len=segment_len)
     parameters = sum(p.numel() for p in model.parameters())
-    console.print(f"imported {parameters:,} parameters, segments of {model.core.config.segment_len}, in {out}")
+    console.print(
+        f"imported {parameters:,} parameters, segments of {model.core.config.segment_len}, in {out}"
+    )
 
 
 @app.command()
@@ -313,11 +361,15 @@ def info(
         "macs_per_symbol": cost.macs_per_symbol(model),
         "decode_state_bytes": cost.decode_state_bytes(model),
     }
-    lines = [f"{name.replace('_', ' '):<20} {value:,}" for name, value in figures.items() if value is not None]
+    lines = [
+        f"{name.replace('_', ' '):<20} {value:,}" for name, value in figures.items() if value is not None
+    ]
     _tell(figures, "\n".join(lines), as_json)
 
 
-bench = typer.Typer(no_args_is_help=True, help="Speed, as ratios against a reference measured in the same run.")
+bench = typer.Typer(
+    no_args_is_help=True, help="Speed, as ratios against a reference measured in the same run."
+)
 app.add_typer(bench, name="bench")
 
 
@@ -330,7 +382,9 @@ def bench_train(
     """Training throughput of the plain text shape: 6 layers, d_model 256, segment and memory 256, batch 8."""
     from txl_audio import bench as benchmarks
 
-    figures = benchmarks.train_throughput(seconds=seconds, device=device, tell=lambda line: console.print(line))
+    figures = benchmarks.train_throughput(
+        seconds=seconds, device=device, tell=lambda line: console.print(line)
+    )
     _tell(figures, benchmarks.table(figures), as_json)
 
 

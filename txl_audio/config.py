@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -47,7 +47,7 @@ def load(cls: type[C], path: str | Path, overrides: Sequence[str] = ()) -> C:
 def parse(cls: type[C], text: str, overrides: Sequence[str] = (), *, origin: str = "config") -> C:
     """As `load`, from YAML text."""
     try:
-        base = OmegaConf.create(text)
+        base: Any = OmegaConf.create(text)
     except (YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{origin}: not valid YAML: {' '.join(str(error).split())}") from error
     if not OmegaConf.is_dict(base):
@@ -57,8 +57,8 @@ def parse(cls: type[C], text: str, overrides: Sequence[str] = (), *, origin: str
         if not equals or not key:
             raise ConfigError(f"override {item!r} is not of the form key.sub=value")
     try:
-        merged = OmegaConf.merge(base, OmegaConf.from_dotlist(list(overrides)))
-        value = OmegaConf.to_container(merged, resolve=True)
+        merged: Any = OmegaConf.merge(base, OmegaConf.from_dotlist(list(overrides)))
+        value: Any = OmegaConf.to_container(merged, resolve=True)
     except (YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{origin}: {' '.join(str(error).split())}") from error
     return validate(cls, value, origin=origin)
@@ -92,7 +92,7 @@ def _explain(cls: type[BaseModel], detail: dict[str, Any]) -> str:
         return f"missing key {key!r}"
     got = detail.get("input")
     message = detail["msg"].removeprefix("Value error, ")
-    shown = repr(got) if not isinstance(got, dict) else "a mapping"
+    shown = "a mapping" if isinstance(got, Mapping) else repr(got)
     return f"{key or 'config'}: got {shown} ({type(got).__name__}), expected otherwise: {message}"
 
 

@@ -281,6 +281,8 @@ def sound_writer(path: str | Path | None, rate_hz: int) -> Iterator[Callable[[np
     try:
         file = soundfile.SoundFile(path, "w", samplerate=rate_hz, channels=1, subtype="PCM_16")
     except (soundfile.LibsndfileError, TypeError, ValueError) as error:
-        raise DataError(f"cannot write sound to {path}: {error}; use a name such as x.wav or x.flac") from error
+        raise DataError(
+            f"cannot write sound to {path}: {error}; use a name such as x.wav or x.flac"
+        ) from error
     with file:
         yield file.write

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from pydantic import Field
@@ -17,7 +17,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from txl_audio import runtime
 from txl_audio.checkpoint import RunFolder, load_weights
-from txl_audio.config import Config
 from txl_audio.data.stream import Documents, TokenStream
 from txl_audio.evaluate import Totals, evaluate
 from txl_audio.model.memory import Memory
@@ -89,7 +88,8 @@ class Trainer:
                 f"train.segment_len {self.segment_len} differs from core.segment_len {core.segment_len}, "
                 "and with window segment the result depends on it; leave train.segment_len out"
             )
-        self.model, self.config, self.folder, self.precision = model, config, folder, precision
+        self.model, self.config, self.folder = model, config, folder
+        self.precision: runtime.Precision = precision
         self.valid, self.sample, self.seed = valid, sample, seed
         self.device = next(model.parameters()).device
         self.stream = TokenStream(
@@ -107,7 +107,7 @@ class Trainer:
     @property
     def best_model(self) -> SequenceModel:
         """The weights to use: averaged ones where averaging is on."""
-        return self.average.module if self.average is not None else self.model
+        return cast(SequenceModel, self.average.module) if self.average is not None else self.model
 
     def progress(self) -> float:
         """Share of the budget used up."""
@@ -128,8 +128,9 @@ class Trainer:
             loss.backward()
             nats, count = nats + loss.item(), count + int(scored)
         # The sum over all batches, divided once: equal weight for every symbol however it was batched.
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        torch._foreach_div_(gradients, max(1, count))
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= max(1, count)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
         if not torch.isfinite(norm):
             raise DataError(
@@ -249,7 +250,7 @@ def interruptions() -> Iterator[Callable[[], bool]]:
     def catch(number: int, _: Any) -> None:
         caught.append(number)
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        print("\nstopping after this step and saving ...", file=sys.stderr)
+        sys.stderr.write("\nstopping after this step and saving ...\n")
 
     previous = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

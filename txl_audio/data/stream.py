@@ -153,7 +153,8 @@ class TokenStream:
         """Continues exactly where `state_dict` was taken. Raises DataError where the lanes differ."""
         if len(state["document"]) != self.lanes:
             raise DataError(
-                f"the saved position has {len(state['document'])} lanes, this stream {self.lanes}; resume with the saved number"
+                f"the saved position has {len(state['document'])} lanes, this stream {self.lanes}; "
+                "resume with the saved number"
             )
         self._epoch, self._next = state["epoch"], state["next"]
         self._order = self._shuffled(self._epoch)

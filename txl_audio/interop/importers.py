@@ -92,7 +92,7 @@ def _translate(
     d_model, d_embed = config["d_model"], config["d_embed"]
     if hugging_face and config.get("layer_norm_epsilon", 1e-5) != 1e-5:
         raise CheckpointError(f"layer_norm_epsilon is {config['layer_norm_epsilon']}, expected 1e-5")
-    segment_len = segment_len or config.get("tgt_len") or DEFAULT_SEGMENT_LEN
+    segment_len = int(segment_len or config.get("tgt_len") or DEFAULT_SEGMENT_LEN)
     scheme = config["attn_type"]
     taken: dict[str, Tensor] = {}
     used: set[str] = set()
@@ -193,7 +193,9 @@ def _positions(
 
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise CheckpointError(f"no {path.name} in {path.parent}; expected a folder with config.json and weights")
+        raise CheckpointError(
+            f"no {path.name} in {path.parent}; expected a folder with config.json and weights"
+        )
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

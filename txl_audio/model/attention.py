@@ -1,12 +1,12 @@
 """Attention over memory and segment: one readable reference, two fast paths of the same signature.
 
 With query i of T and key j of K (the last T keys are the segment itself), distance
-d = i + (K - T) - j, and query i sees the keys with 0 <= d <= limit_i:
+d = i + (K - T) - j, and `seen` says which keys each query sees, never one with d < 0:
 
     score = [ (q_i + u)·k_j + (q_i + v)·r_d + b_d ] / sqrt(head width)
 
 Shapes: H heads first, because position keys are shared by all lanes of a head:
-q [H, B, T, d], k and v [H, B, K, d], limit [B, T] int64 (B may be 1), result [H, B, T, d].
+q [H, B, T, d], k and v [H, B, K, d], seen [B, T, K] bool (B may be 1), result [H, B, T, d].
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Backend = Literal["auto", "reference", "shifted", "shift_free"]
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, terms: Terms | None, limit: Tensor, *, dropout: float, backend: Backend
+    q: Tensor, k: Tensor, v: Tensor, terms: Terms | None, seen: Tensor, *, dropout: float, backend: Backend
 ) -> Tensor:
     """Attention by the chosen path; `auto` takes the fastest that computes the same."""
     if backend == "auto":
@@ -37,7 +37,7 @@ def attend(
         "shifted": shifted_attention,
         "shift_free": shift_free_attention,
     }[backend]
-    return path(q, k, v, terms, limit, dropout=dropout)
+    return path(q, k, v, terms, seen, dropout=dropout)
 
 
 def distances(queries: int, keys: int, device: torch.device) -> Tensor:
@@ -47,13 +47,13 @@ def distances(queries: int, keys: int, device: torch.device) -> Tensor:
 
 
 def visible(limit: Tensor, keys: int) -> Tensor:
-    """[B, T, K] bool: key j is neither in the future of query i nor beyond its limit."""
+    """`seen` [B, T, K]: keys at distance 0 up to limit [B, T] int64 of each query."""
     d = distances(limit.size(1), keys, limit.device)
     return (d >= 0) & (d <= limit[:, :, None])
 
 
 def reference_attention(
-    q: Tensor, k: Tensor, v: Tensor, terms: Terms | None, limit: Tensor, *, dropout: float
+    q: Tensor, k: Tensor, v: Tensor, terms: Terms | None, seen: Tensor, *, dropout: float
 ) -> Tensor:
     """The definition, term by term. Softmax in float32."""
     queries, keys = q.size(2), k.size(2)
@@ -67,13 +67,13 @@ def reference_attention(
         d = distances(queries, keys, q.device).clamp(min=0)
         score = score + by_distance.gather(-1, d.expand(*score.shape[:2], -1, -1))
     score = score.float() / q.size(-1) ** 0.5
-    score = score.masked_fill(~visible(limit, keys), float("-inf"))
+    score = score.masked_fill(~seen, float("-inf"))
     weight = F.dropout(score.softmax(-1), dropout).to(v.dtype)
     return torch.einsum("hbtk,hbkd->hbtd", weight, v)
 
 
 def shifted_attention(
-    q: Tensor, k: Tensor, v: Tensor, terms: Terms | None, limit: Tensor, *, dropout: float
+    q: Tensor, k: Tensor, v: Tensor, terms: Terms | None, seen: Tensor, *, dropout: float
 ) -> Tensor:
     """The same with the paper's shift (appendix B) as a zero-copy view and a hand-written gradient.
 
@@ -83,26 +83,24 @@ def shifted_attention(
     """
     kind = q.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else q.dtype
-    mask = torch.zeros(limit.size(0), limit.size(1), k.size(2), dtype=dtype, device=q.device)
-    mask.masked_fill_(~visible(limit, k.size(2)), float("-inf"))
-    scale = q.size(-1) ** -0.5
+    mask = torch.zeros(seen.shape, dtype=dtype, device=q.device).masked_fill_(~seen, float("-inf"))
+    # Scaling the queries is cheaper than scaling the scores.
+    q, scale = q.to(dtype), q.size(-1) ** -0.5
     content_query, position_query, r, bias = q * scale, None, None, None
     if terms is not None:
-        content_query = (q + terms.u[:, None, None]) * scale
-        position_query = (q if terms.v is None else q + terms.v[:, None, None]) * scale
+        content_query = (q + terms.u[:, None, None].to(dtype)) * scale
+        position_query = (q if terms.v is None else q + terms.v[:, None, None].to(dtype)) * scale
         # Ordered from the farthest to distance 0, so that the shifted rows run along the keys.
-        r = terms.r.flip(1).to(dtype)
-        position_query = position_query.to(dtype)
-        bias = None if terms.b is None else (terms.b.flip(1) * scale).to(dtype)
+        r = terms.r.to(dtype).flip(1)
+        bias = None if terms.b is None else (terms.b * scale).to(dtype).flip(1)
     with torch.autocast(kind, enabled=False):
-        out: Tensor = _Shifted.apply(
-            content_query.to(dtype), position_query, k.to(dtype), v.to(dtype), r, bias, mask, dropout
-        )  # pyright: ignore[reportUnknownMemberType]
-    return out
+        return _Shifted.apply(  # pyright: ignore[reportUnknownMemberType, reportReturnType]
+            content_query, position_query, k.to(dtype), v.to(dtype), r, bias, mask, dropout
+        )
 
 
 class _Shifted(torch.autograd.Function):
-    """softmax(content_query k^T + shift(position_query r^T + bias) + mask) v."""
+    """softmax(content_query k^T + shift(position_query r^T + bias) + mask) v, the queries scaled."""
 
     @staticmethod
     def forward(
@@ -125,7 +123,7 @@ class _Shifted(torch.autograd.Function):
             by_distance = torch.bmm(position_query.reshape(heads, -1, width), r.mT)
             if bias is not None:
                 by_distance += bias[:, None]
-            torch.add(shifted_view(by_distance.view_as(score)), mask, out=score)
+            torch.add(mask, shifted_view(by_distance.view_as(score)), out=score)
         flat = score.view(heads * lanes, queries, keys)
         flat.baddbmm_(content_query.reshape(-1, queries, width), k.reshape(-1, keys, width).mT)
         weight = torch.softmax(flat, -1)
@@ -136,7 +134,7 @@ class _Shifted(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         content_query, position_query, k, v, r, weight, dropped = ctx.saved_tensors
         heads, lanes, queries, width = content_query.shape
         keys = k.size(2)
@@ -190,7 +188,7 @@ def can_be_shift_free(terms: Terms | None) -> bool:
 
 
 def shift_free_attention(
-    q: Tensor, k: Tensor, v: Tensor, terms: Terms | None, limit: Tensor, *, dropout: float
+    q: Tensor, k: Tensor, v: Tensor, terms: Terms | None, seen: Tensor, *, dropout: float
 ) -> Tensor:
     """The same score as one dot product, for `scaled_dot_product_attention`.
 
@@ -202,7 +200,7 @@ def shift_free_attention(
     Falls back to the shifted form where `can_be_shift_free` is false.
     """
     if not can_be_shift_free(terms):
-        return shifted_attention(q, k, v, terms, limit, dropout=dropout)
+        return shifted_attention(q, k, v, terms, seen, dropout=dropout)
     queries, keys, width = q.size(2), k.size(2), q.size(-1)
     if terms is not None:
         assert terms.projection is not None and terms.frequencies is not None and terms.v is not None
@@ -221,6 +219,5 @@ def shift_free_attention(
         dtype = torch.get_autocast_dtype(q.device.type)
     # scaled_dot_product_attention wants lanes first, and one width for all three on its fused path.
     q, k, v = (x.transpose(0, 1).to(dtype) for x in (q, k, F.pad(v, (0, q.size(-1) - width))))
-    mask = visible(limit, keys)[:, None]
-    out = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout, scale=width**-0.5)
+    out = F.scaled_dot_product_attention(q, k, v, seen[:, None], dropout_p=dropout, scale=width**-0.5)
     return out[..., :width].transpose(0, 1)

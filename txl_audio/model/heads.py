@@ -64,7 +64,9 @@ class SoftmaxHead(Head):
             raise ConfigError("head softmax with tied=true needs embedding symbols; set head.tied=false")
         self.vocab_size = spec.vocab_size
         # The embedding owns a tied weight; it may have one row more, the start symbol.
-        self._tied = [embedding] if tied else []
+        self._tied: list[SymbolEmbedding] = (
+            [embedding] if isinstance(embedding, SymbolEmbedding) and tied else []
+        )
         self.weight = None if tied else nn.Parameter(torch.empty(spec.vocab_size, d_embed).normal_(std=0.02))
         self.projection = nn.Linear(d_model, d_embed, bias=False) if d_embed != d_model else None
         if self.projection is not None:
@@ -121,53 +123,48 @@ class FrameHead(Head):
         self, config: FrameHeadConfig, spec: TokenSpec, *, d_model: int, levels: Tensor, edges: Tensor
     ) -> None:
         super().__init__()
-        self.history, self.places, self.mixtures = (
-            config.history_samples,
-            spec.symbols_per_frame,
-            config.mixtures,
-        )
+        self.history, self.mixtures = config.history_samples, config.mixtures
         self.features = SampleFeatures(self.history, levels)
         self.read = nn.Linear(self.features.width, config.width)
-        self.condition = nn.Linear(d_model, self.places * config.width, bias=False)
+        self.condition = nn.Parameter(torch.empty(spec.symbols_per_frame, config.width, d_model))
+        nn.init.normal_(self.condition, std=(3 * d_model) ** -0.5)
         self.blocks = nn.ModuleList(ResidualBlock(config.width) for _ in range(config.blocks))
         self.norm = nn.LayerNorm(config.width)
-        self.logistic = config.output == "logistic"
-        self.output = nn.Linear(config.width, 3 * config.mixtures if self.logistic else spec.vocab_size)
-        if self.logistic:
-            self.predict = nn.Linear(d_model, self.places * self.history, bias=False)
+        if config.output == "softmax":
+            self.output, self.predict = nn.Linear(config.width, spec.vocab_size), None
+        else:
+            self.output = nn.Linear(config.width, 3 * config.mixtures)
+            # Taps of a linear prediction from the window: shared ones, plus the core's correction.
+            self.predict = nn.Parameter(torch.zeros(spec.symbols_per_frame, self.history, d_model))
+            self.shared = nn.Parameter(torch.zeros(self.history))
             with torch.no_grad():
-                # Components start at different scales around the prediction from the window.
+                self.shared[-1] = 1.0
                 self.output.weight.mul_(0.1)
                 self.output.bias.zero_()
+                # Components start at different scales around the prediction.
                 self.output.bias[2 * self.mixtures :] = torch.linspace(-3.0, 0.0, self.mixtures)
-                self.predict.weight.zero_()
-            self.shared = nn.Parameter(torch.zeros(self.history))
-            nn.init.constant_(self.shared[-1:], 1.0)
         # Bin c lies between edges c and c + 1. The outermost bins are open: their far edges are where
         # every logistic is saturated, but finite, because infinity has no gradient.
-        self.register_buffer("edges", F.pad(F.pad(edges.float(), (1, 0), value=-1e4), (0, 1), value=1e4), persistent=False)
         self.edges: Tensor
+        far = torch.tensor([1e4])
+        self.register_buffer("edges", torch.cat([-far, edges.float(), far]), persistent=False)
 
-    def parameters_of(self, hidden: Tensor, windows: Tensor, place: slice) -> tuple[Tensor, ...]:
-        """Output of the network for some places of a frame.
+    def parameters_of(self, hidden: Tensor, windows: Tensor, first: int = 0) -> tuple[Tensor, ...]:
+        """Output of the network for places `first`, `first` + 1, ... of a frame.
 
         hidden [..., D]; windows [..., P, W] -> logits [..., P, V] in a tuple of one, or mixture
         log-weights, means and scales, each [..., P, mixtures], float32.
         """
         features, normal, level = self.features(windows)
-        places = range(self.places)[place]
-        width = self.read.out_features
-        rows = slice(places[0] * width, (places[-1] + 1) * width)
-        condition = F.linear(hidden, self.condition.weight[rows]).unflatten(-1, (len(places), width))
-        z = F.gelu(self.read(features) + condition)
+        places = slice(first, first + windows.size(-2))
+        z = F.gelu(self.read(features) + place_projection(hidden, self.condition, places))
         for block in self.blocks:
             z = block(z)
-        out = self.output(self.norm(z)).float()
-        if not self.logistic:
+        out: Tensor = self.output(self.norm(z)).float()
+        if self.predict is None:
             return (out,)
-        rows = slice(places[0] * self.history, (places[-1] + 1) * self.history)
-        taps = F.linear(hidden, self.predict.weight[rows]).unflatten(-1, (len(places), self.history)).float()
-        prediction = ((taps + self.shared) * normal).sum(-1, keepdim=True)
+        taps = place_projection(hidden, self.predict, places).float() + self.shared
+        prediction = (taps * normal).sum(-1, keepdim=True)
         weight, offset, log_scale = out.chunk(3, dim=-1)
         mean = level * (prediction + offset)
         scale = level * log_scale.clamp(-9, 2).exp()
@@ -177,21 +174,29 @@ class FrameHead(Head):
         known = targets.clamp(min=0)
         # Place p of a frame sees the history and the p samples before it in its own frame.
         line = torch.cat([history[..., -self.history :], known[..., :-1]], dim=-1)
-        windows = line.unfold(-1, self.history, 1)
-        parameters = self.parameters_of(hidden, windows, slice(None))
-        if not self.logistic:
+        parameters = self.parameters_of(hidden, line.unfold(-1, self.history, 1))
+        if self.predict is None:
             logits = parameters[0].flatten(0, -2)
             nats = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE, reduction="none")
             return nats.view_as(targets)
-        nats = -mixture_log_mass(*parameters, self.edges[known, None], self.edges[known + 1, None])
+        weight, mean, scale = parameters
+        lower, upper = self.edges[known, None], self.edges[known + 1, None]
+        nats = -mixture_log_mass(weight, mean, scale, lower, upper)
         return nats.masked_fill(targets == IGNORE, 0.0)
 
     def log_probs(self, hidden: Tensor, window: Tensor, place: int) -> Tensor:
-        parameters = self.parameters_of(hidden, window[:, None], slice(place, place + 1))
-        if not self.logistic:
+        parameters = self.parameters_of(hidden, window[:, None], place)
+        if self.predict is None:
             return parameters[0][:, 0].log_softmax(-1)
-        log_weight, mean, scale = (p[:, 0, None] for p in parameters)
-        return mixture_log_mass(log_weight, mean, scale, self.edges[:-1, None], self.edges[1:, None])
+        weight, mean, scale = (p[:, 0, None] for p in parameters)
+        return mixture_log_mass(weight, mean, scale, self.edges[:-1, None], self.edges[1:, None])
+
+
+def place_projection(hidden: Tensor, weight: Tensor, places: slice) -> Tensor:
+    """hidden [..., D] through the matrix of every place: weight [K, F, D] -> [..., places, F]."""
+    chosen = weight[places]
+    out: Tensor = F.linear(hidden, chosen.flatten(0, 1))
+    return out.reshape(*out.shape[:-1], *chosen.shape[:2])
 
 
 class ResidualBlock(nn.Module):

@@ -14,7 +14,8 @@ Shapes: B lanes, T frames, D model width, H heads, d head width, N distances.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import Annotated, Literal, NamedTuple, TypeAlias, cast
 
 import torch
 from einops import rearrange
@@ -105,7 +106,8 @@ class Relative(Positions):
         self.u = nn.Parameter(torch.zeros(biases, shape.n_head, shape.d_head))
         self.v = nn.Parameter(torch.zeros(biases, shape.n_head, shape.d_head))
         width = shape.n_head * shape.d_head
-        self.keys = nn.ModuleList(nn.Linear(shape.d_model, width, bias=False) for _ in range(shape.n_layer))
+        keys = nn.ModuleList(nn.Linear(shape.d_model, width, bias=False) for _ in range(shape.n_layer))
+        self.keys = cast("Sequence[nn.Linear]", keys)
         self.dropout = nn.Dropout(dropout)
 
     def table(self, distances: int, device: torch.device) -> Tensor:

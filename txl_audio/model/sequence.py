@@ -76,7 +76,9 @@ class SequenceModel(nn.Module):
         Returns nats [B, T, K] (0 where ignored) and the state after the segment.
         """
         if targets.shape != inputs.shape:
-            raise TxlError(f"targets {tuple(targets.shape)} differ in shape from inputs {tuple(inputs.shape)}")
+            raise TxlError(
+                f"targets {tuple(targets.shape)} differ in shape from inputs {tuple(inputs.shape)}"
+            )
         hidden, history, state = self.encode(inputs, state, reset)
         return self.head.nll(hidden, history, targets), state
 
@@ -86,7 +88,8 @@ class SequenceModel(nn.Module):
         """As `nll` without targets: hidden [B, T, D], history [B, T, W] and the next state."""
         if inputs.dim() != 3 or inputs.size(2) != self.spec.symbols_per_frame:
             raise TxlError(
-                f"inputs have shape {tuple(inputs.shape)}, expected [lanes, frames, {self.spec.symbols_per_frame}]"
+                f"inputs have shape {tuple(inputs.shape)}, expected [lanes, frames, "
+                f"{self.spec.symbols_per_frame}]"
             )
         line = torch.cat([state.recent, inputs.flatten(1)], dim=1)
         history = self._histories(line, inputs.size(1), reset)
@@ -111,8 +114,8 @@ class SequenceModel(nn.Module):
             return history
         index = torch.arange(frames, device=line.device)
         begun = torch.where(reset, index, -1).cummax(dim=1).values
-        # Frame t of a document that began at r has (t - r) frames of it behind, the newest last.
-        exists = torch.where(begun >= 0, (index - begun) * self.spec.symbols_per_frame, self.history)
+        # At frame t of a document that began at r, t - r + 1 of its frames are there, the newest last.
+        exists = torch.where(begun >= 0, (index - begun + 1) * self.spec.symbols_per_frame, self.history)
         lag = torch.arange(self.history, 0, -1, device=line.device)
         return torch.where(lag <= exists[..., None], history, self.spec.start_symbol)
 

@@ -6,7 +6,8 @@ K = M + T keys, C ring slots.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +16,17 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from txl_audio.config import Config
-from txl_audio.model.attention import Backend, attend
+from txl_audio.model.attention import Backend, attend, visible
 from txl_audio.model.memory import DecodeState, Memory
-from txl_audio.model.positions import Positions, PositionsConfig, RelativeConfig, Shape, Terms
+from txl_audio.model.positions import (
+    AbsoluteConfig,
+    AlRfouConfig,
+    Positions,
+    PositionsConfig,
+    RelativeConfig,
+    Shape,
+    Terms,
+)
 from txl_audio.tokens import TxlError
 
 
@@ -52,17 +61,19 @@ class CoreConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> CoreConfig:
-        kind = self.positions.kind
-        if kind in ("absolute", "alrfou"):
+        at = self.positions
+        if isinstance(at, AbsoluteConfig | AlRfouConfig):
             if self.mem_len > 0:
                 raise ValueError(
-                    f"positions {kind} number frames inside a segment, so a memory would carry the same "
+                    f"positions {at.kind} number frames inside a segment, so a memory would carry the same "
                     f"numbers; expected mem_len 0, got {self.mem_len}"
                 )
             if self.window != "segment":
-                raise ValueError(f"positions {kind} need window segment, got {self.window}")
-            if self.positions.segment_len != self.segment_len:  # pyright: ignore[reportAttributeAccessIssue]
-                raise ValueError(f"positions.segment_len must equal segment_len {self.segment_len}")
+                raise ValueError(f"positions {at.kind} need window segment, got {self.window}")
+            if at.segment_len != self.segment_len:
+                raise ValueError(
+                    f"positions.segment_len is {at.segment_len}, expected segment_len {self.segment_len}"
+                )
         if self.window == "same_length" and self.mem_len == 0:
             raise ValueError("window same_length shows mem_len frames, so mem_len 0 would show none")
         return self
@@ -79,7 +90,8 @@ class TransformerXL(nn.Module):
         self.config = config
         shape = Shape(config.n_layer, config.d_model, config.n_head, config.d_head)
         self.positions: Positions = config.positions.build(shape, dropout=config.dropout)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        layers = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.layers = cast("Sequence[Block]", layers)
         self.final_norm = nn.LayerNorm(config.d_model) if config.final_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         self.apply(initialise)
@@ -106,6 +118,7 @@ class TransformerXL(nn.Module):
         age = frames_since_start(memory.valid, x.size(1), reset)
         limit = torch.minimum(age, self.window_limit(x.size(1), x.device))
         distances = memory.mem_len + x.size(1)
+        seen = visible(limit, distances)
         table = self.positions.table(distances, x.device)
         x = self.dropout(x)
         inputs: list[Tensor] = []
@@ -113,7 +126,7 @@ class TransformerXL(nn.Module):
             x = self.positions.add(index, x, offset=0)
             inputs.append(x)
             terms = self.positions.terms(index, distances, table)
-            x = layer(x, memory.hidden[index], terms, limit)
+            x = layer(x, memory.hidden[index], terms, seen)
         hidden = self.dropout(self.final_norm(x))
         return hidden, self._remember(memory, inputs, age[:, -1] + 1)
 
@@ -129,8 +142,9 @@ class TransformerXL(nn.Module):
         length = memory.mem_len
         if length == 0:
             return memory
+        kept = max(0, length - inputs[0].size(1))
         hidden = tuple(
-            torch.cat([old, new.detach().to(old.dtype)], dim=1)[:, -length:]
+            torch.cat([old[:, length - kept :], new[:, -length:].detach().to(old.dtype)], dim=1)
             for old, new in zip(memory.hidden, inputs, strict=True)
         )
         return Memory(hidden, age.clamp(max=length))
@@ -206,12 +220,8 @@ class Block(nn.Module):
     def __init__(self, config: CoreConfig) -> None:
         super().__init__()
         c, width = config, config.n_head * config.d_head
-        self.n_head, self.pre, self.backend, self.p = (
-            c.n_head,
-            c.norm == "pre",
-            c.attention,
-            c.attention_dropout,
-        )
+        self.n_head, self.pre, self.p = c.n_head, c.norm == "pre", c.attention_dropout
+        self.backend: Backend = c.attention
         self.qkv = nn.Linear(c.d_model, 3 * width, bias=False)
         self.out = nn.Linear(width, c.d_model, bias=False)
         self.attention_norm = nn.LayerNorm(c.d_model)
@@ -221,15 +231,15 @@ class Block(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(c.d_model)
         self.dropout = nn.Dropout(c.dropout)
 
-    def forward(self, x: Tensor, memory: Tensor, terms: Terms | None, limit: Tensor) -> Tensor:
-        """x [B, T, D] after memory [B, M, D]; limit [B, T] as in `attend` -> [B, T, D]."""
+    def forward(self, x: Tensor, memory: Tensor, terms: Terms | None, seen: Tensor) -> Tensor:
+        """x [B, T, D] after memory [B, M, D]; seen [B, T, M + T] as in `attend` -> [B, T, D]."""
         inner = self.attention_norm(x) if self.pre else x
         q, k, v = self._heads(self.qkv(inner), parts=3)
         if memory.size(1):
             k_memory, v_memory = self.keys_values(memory)
             k, v = torch.cat([k_memory, k], dim=2), torch.cat([v_memory, v], dim=2)
         dropout = self.p if self.training else 0.0
-        mixed = attend(q, k, v, terms, limit, dropout=dropout, backend=self.backend)
+        mixed = attend(q, k, v, terms, seen, dropout=dropout, backend=self.backend)
         return self._finish(x, rearrange(mixed, "h b t d -> b t (h d)"))
 
     def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:

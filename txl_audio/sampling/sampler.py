@@ -84,14 +84,18 @@ class Sampler:
         prompt = torch.empty(lanes, 0, dtype=torch.int64) if prompt is None else prompt.long()
         if prompt.numel() and not 0 <= int(prompt.min()) <= int(prompt.max()) < spec.vocab_size:
             raise SpecError(
-                f"the prompt has symbols {int(prompt.min())} to {int(prompt.max())}, expected 0 to {spec.vocab_size - 1}"
+                f"the prompt has symbols {int(prompt.min())} to {int(prompt.max())}, "
+                f"expected 0 to {spec.vocab_size - 1}"
             )
         prompt = prompt.to(self.device)
         whole = prompt.size(1) // spec.symbols_per_frame * spec.symbols_per_frame
         frames = prompt[:, :whole].unflatten(1, (-1, spec.symbols_per_frame)) if whole else None
-        begin = [torch.full((prompt.size(0), 1, spec.symbols_per_frame), spec.start_symbol, device=self.device)]
+        begin = [
+            torch.full((prompt.size(0), 1, spec.symbols_per_frame), spec.start_symbol, device=self.device)
+        ]
         line = torch.cat(
-            (begin if spec.scores_first else []) + ([] if frames is None else [frames]) or [begin[0][:, :0]], dim=1
+            (begin if spec.scores_first else []) + ([] if frames is None else [frames]) or [begin[0][:, :0]],
+            dim=1,
         )
         if line.size(1) == 0:
             raise SpecError("a text model needs a prompt of at least one symbol, got none")

@@ -1,0 +1,67 @@
+"""Random splits, resets and lanes: the result is that of one pass over each document alone."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.tiny import STREAMS, core, run_core, text_model, wave_model
+from txl_audio.data.stream import TokenStream
+from txl_audio.evaluate import score_document
+from txl_audio.model.sequence import SequenceModel
+from txl_audio.tokens import IGNORE
+
+MODELS: dict[str, SequenceModel] = {name: wave_model(name) for name in STREAMS} | {"text": text_model()}
+CORES = {
+    (window, mem_len): core(window=window, mem_len=mem_len)
+    for window in ("sliding", "same_length")
+    for mem_len in (1, 5, 24)
+}
+
+
+@st.composite
+def splits(draw: st.DrawFn, total: int) -> list[int]:
+    cuts = draw(st.sets(st.integers(1, total - 1), max_size=8))
+    bounds = [0, *sorted(cuts), total]
+    return [b - a for a, b in itertools.pairwise(bounds)]
+
+
+@given(lengths=splits(24), which=st.sampled_from(sorted(CORES)), seed=st.integers(0, 99), resets=st.data())
+def test_any_split_of_a_core(
+    lengths: list[int], which: tuple[str, int], seed: int, resets: st.DataObject
+) -> None:
+    x = torch.randn(2, 24, 12, generator=torch.Generator().manual_seed(seed))
+    reset = torch.zeros(2, 24, dtype=torch.bool)
+    for lane, frame in resets.draw(st.sets(st.tuples(st.integers(0, 1), st.integers(0, 23)), max_size=4)):
+        reset[lane, frame] = True
+    expected = run_core(CORES[which], x, [24], reset)
+    torch.testing.assert_close(run_core(CORES[which], x, lengths, reset), expected, rtol=0, atol=1e-5)
+
+
+@settings(max_examples=40)
+@given(
+    name=st.sampled_from(sorted(MODELS)),
+    lengths=st.lists(st.integers(2, 60), min_size=1, max_size=6),
+    lanes=st.integers(1, 4),
+    segment_len=st.integers(1, 13),
+    seed=st.integers(0, 99),
+)
+def test_any_way_of_dealing_documents(
+    name: str, lengths: list[int], lanes: int, segment_len: int, seed: int
+) -> None:
+    """The sum of nats over lanes equals that of every document scored alone."""
+    model, rng = MODELS[name], np.random.default_rng(seed)
+    documents = [rng.integers(0, model.spec.vocab_size, n) for n in lengths]
+    state, nats, count = model.initial_state(lanes), 0.0, 0
+    for batch in TokenStream(documents, model.spec, lanes=lanes, segment_len=segment_len, seed=seed):
+        with torch.no_grad():
+            out, state = model.nll(batch.inputs, batch.targets, state, batch.reset)
+        assert not out[batch.targets == IGNORE].any()
+        nats, count = nats + out.double().sum().item(), count + int((batch.targets >= 0).sum())
+    alone = torch.cat([score_document(model, document) for document in documents])
+    assert count == len(alone) == sum(lengths) - (len(lengths) if name == "text" else 0)
+    assert abs(nats - alone.double().sum().item()) < 1e-4 * max(1.0, nats)
