@@ -83,12 +83,26 @@ def test_discriminated_union_picks_the_class() -> None:
         ),
         pytest.param("train: {}", [], "missing key 'name'", id="missing"),
         pytest.param("name: a\ndata: {kind: folder}", [], "missing key 'data.path'", id="missing in a union"),
-        pytest.param("name: a\ntrain: {steps: many}", [], "train.steps: got 'many' (str)", id="wrong type"),
-        pytest.param("name: a\ntrain: {steps: 1.5}", [], "train.steps: got 1.5 (float)", id="not whole"),
+        pytest.param(
+            "name: a\ntrain: {steps: many}",
+            [],
+            "train.steps: should be a valid integer, unable to parse string as an integer, got 'many'",
+            id="wrong type",
+        ),
+        pytest.param("name: a\ntrain: {steps: 1.5}", [], "fractional part, got 1.5", id="not whole"),
         pytest.param("name: a\ntrain: {steps: 0}", [], "greater than or equal to 1", id="out of range"),
-        pytest.param("name: a\ntrain: {lr: .nan}", [], "train.lr: got nan", id="nan"),
-        pytest.param("name: a\ntrain: {lr: .inf}", [], "train.lr: got inf", id="inf"),
-        pytest.param("name: a\ntrain: 3", [], "train: got 3 (int)", id="value for a mapping"),
+        pytest.param(
+            "name: a\ntrain: {lr: .nan}", [], "train.lr: should be a finite number, got nan", id="nan"
+        ),
+        pytest.param(
+            "name: a\ntrain: {lr: .inf}", [], "train.lr: should be a finite number, got inf", id="inf"
+        ),
+        pytest.param(
+            "name: a\ntrain: 3",
+            [],
+            "train: should be a valid dictionary or instance of Train, got 3",
+            id="value for a mapping",
+        ),
         pytest.param("name: a\ndata: {kind: cosine}", [], "'sine', 'folder'", id="unknown kind"),
         pytest.param("name: a", ["train.lr"], "override 'train.lr' is not of the form", id="no equals"),
         pytest.param("name: a", ["=1"], "override '=1' is not of the form", id="no key"),

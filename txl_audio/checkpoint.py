@@ -91,9 +91,9 @@ class RunFolder:
             new / "state.safetensors", {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
         )
         write_atomically(new / "state.json", json.dumps(dict(values)).encode())
-        shutil.rmtree(old, ignore_errors=True)
         # A folder cannot replace a full one: between the two renames `state.old` is the one to read.
         if now.exists():
+            shutil.rmtree(old, ignore_errors=True)
             now.rename(old)
         new.rename(now)
         _sync(self.path)

@@ -19,7 +19,7 @@ from txl_audio.tokens import ConfigError, TxlError
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
 )
-console = Console(stderr=True, highlight=False)
+console = Console(stderr=True, highlight=False, markup=False)
 
 # PyTorch takes seconds to import, so every verb imports what it needs: `--help` stays immediate.
 
@@ -35,14 +35,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = [word for word in words if word != "--debug"]
     try:
         app(words, prog_name="txl-audio")
-    except (TxlError, OSError, MemoryError) as error:
+    except SystemExit as stop:
+        if stop.code != 130:  # Typer's answer to Ctrl-C
+            raise
+        _say("interrupted")
+        sys.exit(1)
+    except Exception as error:
         if debug:
             raise
-        console.print(f"error: {' '.join(str(error).split())}", markup=False, soft_wrap=True)
+        foreseen = isinstance(error, (TxlError, OSError, MemoryError))
+        said = str(error) if foreseen else f"{type(error).__name__}: {error}; --debug shows where"
+        _say(f"error: {' '.join(said.split())}")
         sys.exit(2 if isinstance(error, ConfigError) else 1)
-    except KeyboardInterrupt:
-        console.print("interrupted")
-        sys.exit(1)
 
 
 @app.callback()
@@ -88,7 +92,7 @@ def prepare(
     if download:
         if dataset is None or root is None:
             raise ConfigError("--download needs --dataset NAME and --root DIR")
-        console.print(f"downloading {dataset} into {root} ...")
+        _say(f"downloading {dataset} into {root} ...")
         datasets.download(dataset, root)
     with _bar("preparing") as update:
         report = prepare_shards(
@@ -100,11 +104,11 @@ def prepare(
             gain=gain,
             workers=workers,
             strict=strict,
-            progress=lambda done, total, seconds: update(done, total, f"{seconds / 60:.1f} min of audio"),
+            progress=lambda done, total, seconds: update(done, total, f"{_duration(seconds)} of audio"),
         )
     rejected = [{"source": item.source, "reason": item.reason} for item in report.rejected]
     for item in rejected:
-        console.print(f"left out {item['source']}: {item['reason']}", markup=False, soft_wrap=True)
+        _say(f"left out {item['source']}: {item['reason']}")
     figures = {
         "out": str(report.out),
         "documents": report.documents,
@@ -114,7 +118,7 @@ def prepare(
         "rejected": rejected,
         "unchanged": report.unchanged,
     }
-    parts = ", ".join(f"{name} {seconds / 60:.1f} min" for name, seconds in report.seconds.items())
+    parts = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in report.seconds.items())
     already = "already prepared: " if report.unchanged else ""
     _tell(
         figures,
@@ -142,11 +146,9 @@ def train(
         raise ConfigError("--resume continues a run and --overwrite replaces it; give one of them")
     done = recipe.train(run, resume=resume, overwrite=overwrite)
     if not done:
-        console.print(
-            f"saved; continue with: txl-audio train {run.folder}/config.yaml --resume", soft_wrap=True
-        )
+        _say(f"saved; continue with: txl-audio train {run.folder}/config.yaml --resume")
         raise typer.Exit(1)
-    console.print(f"done: {run.folder}")
+    _say(f"done: {run.folder}")
 
 
 @app.command()
@@ -172,7 +174,7 @@ def evaluate(
         raise ConfigError(
             f"the run {run} names no data; give the shard folder: txl-audio evaluate {run} DATA"
         )
-    shards = recipe.open_shards(path, model)
+    shards = recipe.open_shards(path, model, origin=f"the run {run}")
     documents = recipe.SplitDocuments(shards, split)
     with _bar("scoring") as update:
         totals = evaluation.evaluate(
@@ -262,7 +264,7 @@ def sample(
     ] = False,
     prompt: Annotated[Path | None, typer.Option(help="Audio file to continue.")] = None,
     prompt_seconds: Annotated[
-        float | None, typer.Option(help="Use only the beginning of the prompt.")
+        float | None, typer.Option(min=0, help="Use only the beginning of the prompt.")
     ] = None,
     with_prompt: Annotated[bool, typer.Option(help="Put the prompt before its continuation.")] = False,
     temperature: Annotated[float, typer.Option(help="0 takes the most likely symbol.")] = 1.0,
@@ -335,9 +337,7 @@ def import_weights(
 
     model = recipe.import_run(source, out, segment_len=segment_len)
     parameters = sum(p.numel() for p in model.parameters())
-    console.print(
-        f"imported {parameters:,} parameters, segments of {model.core.config.segment_len}, in {out}"
-    )
+    _say(f"imported {parameters:,} parameters, segments of {model.core.config.segment_len}, in {out}")
 
 
 @app.command()
@@ -383,9 +383,14 @@ def bench_train(
     from txl_audio import bench as benchmarks
 
     figures = benchmarks.train_throughput(
-        seconds=seconds, device=device, tell=lambda line: console.print(line)
+        seconds=seconds, device=device, tell=_say
     )
     _tell(figures, benchmarks.table(figures), as_json)
+
+
+def _say(line: str) -> None:
+    """To standard error, never wrapped: paths stay whole."""
+    console.print(line, soft_wrap=True)
 
 
 def _tell(figures: dict[str, Any], text: str, as_json: bool) -> None:
@@ -395,6 +400,10 @@ def _tell(figures: dict[str, Any], text: str, as_json: bool) -> None:
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ConfigError(f"{name} is {value!r}, expected {' or '.join(known)}")
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.1f} s"
 
 
 def _preparation(preparation: dict[str, Any]) -> str:
@@ -412,7 +421,7 @@ def _bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=None, unit="")
         yield lambda done, total, unit: progress.update(task, completed=done, total=total, unit=unit)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -90,10 +90,11 @@ def _explain(cls: type[BaseModel], detail: dict[str, Any]) -> str:
         return f"unknown key {key!r}; {hint}"
     if detail["type"] == "missing":
         return f"missing key {key!r}"
-    got = detail.get("input")
-    message = detail["msg"].removeprefix("Value error, ")
-    shown = "a mapping" if isinstance(got, Mapping) else repr(got)
-    return f"{key or 'config'}: got {shown} ({type(got).__name__}), expected otherwise: {message}"
+    message = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    got: object = detail.get("input")
+    # A fault of a whole section shows what is wrong itself; its mapping would only be noise.
+    shown = "" if isinstance(got, dict) else f", got {got!r}"
+    return f"{key or 'config'}: {message}{shown}"
 
 
 def _is_union_tag(cls: type[BaseModel], part: object) -> bool:

@@ -45,7 +45,8 @@ def evaluate(
     """Scores every symbol of the documents.
 
     Cold (the default): the model forgets at each document's begin, so that the result does not
-    depend on lanes or order. Warm: memory runs on from document to document within a lane.
+    depend on lanes or order (with window `segment` it does, a little: documents begin anywhere in a
+    segment). Warm: memory runs on from document to document within a lane.
     `limit` stops after about so many symbols. `progress` gets the number of symbols scored.
     """
     was_training = model.training

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -103,11 +104,11 @@ def codec_for_sound(spec: TokenSpec) -> Codec:
     return codec_of(spec)
 
 
-def open_shards(path: str | Path, model: SequenceModel) -> Shards:
-    """Shards that hold the model's symbols; SpecError otherwise."""
+def open_shards(path: str | Path, model: SequenceModel, *, origin: str) -> Shards:
+    """Shards that hold the symbols of the model of `origin`; SpecError otherwise."""
     shards = Shards.open(path)
     framed = shards.spec.framed(model.spec.symbols_per_frame)
-    framed.require(model.spec, here=f"the data {path}", there="the model")
+    framed.require(model.spec, here=f"the data {path}", there=origin)
     return shards
 
 
@@ -153,6 +154,8 @@ def train(config: RunConfig, *, resume: bool = False, overwrite: bool = False) -
         precision=config.precision,
     )
     if resume:
+        if not folder.config_path.is_file():
+            raise CheckpointError(f"no run to resume at {folder.path}; train it without --resume, or set out=DIR")
         saved = load(RunConfig, folder.config_path)
         if saved.model != config.model:
             raise CheckpointError(
@@ -160,6 +163,7 @@ def train(config: RunConfig, *, resume: bool = False, overwrite: bool = False) -
                 f"`txl-audio train {folder.config_path} --resume`"
             )
         trainer.resume()
+        model.spec.require(folder.spec(), here=f"the data {config.data}", there=f"the run {folder.path}")
     else:
         if overwrite:
             folder.remove()
@@ -201,12 +205,14 @@ def describe(target: str | Path, overrides: Sequence[str] = ()) -> SequenceModel
 
 def import_run(source: str | Path, out: str | Path, *, segment_len: int | None = None) -> SequenceModel:
     """Makes a run folder of weights from elsewhere; see `interop.read_folder`."""
+    folder = RunFolder(out)
+    if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+        raise CheckpointError(f"{out} exists already, expected a new folder; choose another --out")
     imported = read_folder(source, segment_len=segment_len)
     parts = ModelConfig(embedding=imported.embedding, core=imported.core, head=imported.head)
     config = RunConfig(name=Path(out).name, out=str(out), precision="float32", model=parts)
     model = config.model.build(imported.spec)
     load_weights(model, imported.weights, origin=str(source))
-    folder = RunFolder(out)
     folder.create(config.to_yaml())
     folder.save_model(model, model.spec, step=0, origin=f"imported from {Path(source).name}")
     return model
@@ -230,8 +236,12 @@ def read_tokens(path: str | Path) -> torch.Tensor:
 
 
 def write_tensors(path: str | Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Writes a safetensors file."""
-    save_file(tensors, path)
+    """Writes a safetensors file; DataError where that is not possible."""
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, path)
+    except SafetensorError as error:
+        raise DataError(f"cannot write {path}: {error}") from error
 
 
 def sound(
@@ -244,45 +254,63 @@ def sound(
     filters: Filters,
     seed: int,
 ) -> Iterator[tuple[np.ndarray, bool]]:
-    """Chunks (pcm [n] float32, whether it was generated) of a continuation, or of sound from nothing."""
+    """Chunks (pcm [n] float32, whether it was generated) of a continuation, or of sound from nothing.
+
+    Raises ConfigError, DataError or SpecError at once, before there is anything to write.
+    """
+    if not all(math.isfinite(s) for s in (seconds, prompt_seconds or 0.0)):
+        raise ConfigError("--seconds and --prompt-seconds need to be finite")
     codec = codec_for_sound(model.spec)
     rate, symbols = codec.spec.sample_rate_hz, None
     if prompt is not None:
         symbols = read_symbols(prompt, codec)
         if prompt_seconds is not None:
             symbols = symbols[: round(prompt_seconds * rate)]
-        if with_prompt:
-            yield mulaw_decode(symbols), False
     elif with_prompt or prompt_seconds is not None:
         raise ConfigError("--with-prompt and --prompt-seconds need --prompt FILE")
-    line = None if symbols is None else torch.from_numpy(symbols)[None]
-    sampler = Sampler(model, prompt=line, filters=filters, seed=seed)
-    for chunk in sampler.pcm(codec, samples=round(seconds * rate)):
-        yield chunk[0].cpu().numpy(), True
+
+    def chunks() -> Iterator[tuple[np.ndarray, bool]]:
+        if with_prompt and symbols is not None:
+            yield mulaw_decode(symbols), False
+        line = None if symbols is None else torch.from_numpy(symbols)[None]
+        sampler = Sampler(model, prompt=line, filters=filters, seed=seed)
+        for chunk in sampler.pcm(codec, samples=round(seconds * rate)):
+            yield chunk[0].cpu().numpy(), True
+
+    return chunks()
 
 
 @contextmanager
 def sound_writer(path: str | Path | None, rate_hz: int) -> Iterator[Callable[[np.ndarray], None]]:
-    """Writes chunks of sound [n] to a file as 16-bit samples, or raw s16le to standard output.
+    """Writes chunks of sound [n] as 16-bit samples: to a file, or raw s16le to standard output.
 
-    Raises DataError where the file's ending names no sound format.
+    A file appears, or replaces an older one, only when it is complete. Raises DataError where its
+    ending names no such format.
     """
     if path is None:
 
         def write(pcm: np.ndarray) -> None:
-            scaled = np.clip(np.rint(pcm * 32768.0), -32768, 32767)
-            sys.stdout.buffer.write(scaled.astype("<i2").tobytes())
+            sys.stdout.buffer.write(_int16(pcm).astype("<i2").tobytes())
             sys.stdout.buffer.flush()
 
         yield write
         return
     path = Path(path)
+    kind = path.suffix[1:].upper()
+    if not kind or not soundfile.check_format(kind, "PCM_16"):
+        raise DataError(f"cannot write sound to {path}: no 16-bit sound format is called {path.suffix!r}; use .wav or .flac")
     path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".new")
     try:
-        file = soundfile.SoundFile(path, "w", samplerate=rate_hz, channels=1, subtype="PCM_16")
-    except (soundfile.LibsndfileError, TypeError, ValueError) as error:
-        raise DataError(
-            f"cannot write sound to {path}: {error}; use a name such as x.wav or x.flac"
-        ) from error
-    with file:
-        yield file.write
+        with soundfile.SoundFile(unfinished, "w", rate_hz, 1, "PCM_16", format=kind) as file:
+            yield lambda pcm: file.write(_int16(pcm))
+        unfinished.replace(path)
+    except soundfile.LibsndfileError as error:
+        raise DataError(f"cannot write sound to {path}: {error}") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _int16(pcm: np.ndarray) -> np.ndarray:
+    """Amplitudes to the nearest 16-bit samples, with the scale that reading them divides by."""
+    return np.clip(np.rint(pcm * 32768.0), -32768, 32767).astype(np.int16)

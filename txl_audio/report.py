@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
+from txl_audio.checkpoint import write_atomically
 from txl_audio.evaluate import Totals
 
 
@@ -30,8 +31,8 @@ class Reporter:
     ) -> None:
         self.unit, self.folder = unit, folder
         self.flops_per_symbol, self.machine_flops = flops_per_symbol, machine_flops
-        self.console = Console(stderr=True)
-        self.writer = SummaryWriter(str(folder))
+        self.console = Console(stderr=True, highlight=False, markup=False)
+        self.writer = SummaryWriter(str(folder), purge_step=resumed_at + 1 if resumed_at else None)
         if resumed_at:
             self._forget_after(resumed_at)
         self.metrics = open(folder / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115
@@ -44,6 +45,7 @@ class Reporter:
             TextColumn("left"),
             TimeRemainingColumn(elapsed_when_finished=False),
             console=self.console,
+            disable=not self.console.is_terminal,
         )
         self._started: tuple[int, float] | None = None
 
@@ -65,13 +67,13 @@ class Reporter:
         if path.exists():
             lines = path.read_text(encoding="utf-8").splitlines()
             kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= step]
-            path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+            write_atomically(path, "".join(line + "\n" for line in kept).encode())
 
     def step(self, step: int, symbols: int, seconds: float, progress: float, totals: Totals) -> None:
         if self._started is None:
             self._started = (symbols, seconds)
         rate = (symbols - self._started[0]) / max(1e-9, seconds - self._started[1])
-        shown = f"step {step}  {totals.bits:.3f} {self.unit.replace('_', ' ')}  {rate:,.0f} symbols/s"
+        shown = f"step {step}  {totals.bits:.3f} bits  {rate:,.0f}/s"
         self.bar.update(self.task, completed=min(1.0, progress), rate=shown)
 
     def train(self, at: Mapping[str, Any], totals: Totals, *, gradient_norm: float, lr: float) -> None:

@@ -221,6 +221,11 @@ class Trainer:
                     f"{self.folder.path} was trained with train.{key}={saved[key]}, got {mine[key]}; "
                     "resume with the same or start a new run"
                 )
+        if values["seed"] != self.seed:
+            raise CheckpointError(
+                f"{self.folder.path} was trained with seed={values['seed']}, got {self.seed}; "
+                "resume with the same or start a new run"
+            )
         load_weights(self.model, _under("model.", tensors), origin=str(self.folder.path))
         if self.average is not None:
             self.average.load_state_dict(_under("average.", tensors))

@@ -65,7 +65,8 @@ class Sampler:
         nats: [B, K] float32, what the newest frame cost under the unfiltered model; 0 for symbols
             that came from the prompt.
 
-    Raises SpecError for a prompt with symbols outside the vocabulary, or none where one is needed.
+    Raises SpecError for a prompt of another shape, with symbols outside the vocabulary, or with none
+    where one is needed.
     """
 
     def __init__(
@@ -81,7 +82,13 @@ class Sampler:
         self.device = next(model.parameters()).device
         self.generator = torch.Generator(self.device).manual_seed(seed)
         spec = model.spec
-        prompt = torch.empty(lanes, 0, dtype=torch.int64) if prompt is None else prompt.long()
+        prompt = torch.empty(lanes, 0, dtype=torch.int64) if prompt is None else prompt
+        if prompt.dim() != 2 or prompt.is_floating_point():
+            raise SpecError(
+                f"the prompt is {prompt.dtype} of shape {list(prompt.shape)}, expected integers of shape "
+                "[lanes, symbols]"
+            )
+        prompt = prompt.long()
         if prompt.numel() and not 0 <= int(prompt.min()) <= int(prompt.max()) < spec.vocab_size:
             raise SpecError(
                 f"the prompt has symbols {int(prompt.min())} to {int(prompt.max())}, "

@@ -1,0 +1,106 @@
+"""What may be drawn, and how often."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from txl_audio.sampling.sampler import Filters
+from txl_audio.tokens import ConfigError
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def log_probs(seed: int, lanes: int = 4, vocab_size: int = 9) -> Tensor:
+    return (3 * torch.randn(lanes, vocab_size, generator=generator(seed))).log_softmax(-1)
+
+
+def rank_and_mass_before(scores: Tensor, symbols: Tensor) -> tuple[Tensor, Tensor]:
+    """How many symbols are more likely than the drawn one, and their mass."""
+    more = scores > scores.gather(1, symbols[:, None])
+    return more.sum(-1), scores.exp().masked_fill(~more, 0.0).sum(-1)
+
+
+@given(seed=st.integers(0, 999), top_k=st.integers(1, 12), temperature=st.floats(0.05, 5.0))
+def test_top_k_keeps_the_k_most_likely(seed: int, top_k: int, temperature: float) -> None:
+    scores = log_probs(seed)
+    for draw in range(5):
+        symbols = Filters(temperature=temperature, top_k=top_k).draw(scores, generator(draw))
+        assert (rank_and_mass_before(scores, symbols)[0] < top_k).all()
+
+
+@given(seed=st.integers(0, 999), top_p=st.floats(0.01, 1.0))
+def test_top_p_keeps_the_fewest_that_reach_p(seed: int, top_p: float) -> None:
+    scores = log_probs(seed)
+    for draw in range(5):
+        symbols = Filters(top_p=top_p).draw(scores, generator(draw))
+        assert (rank_and_mass_before(scores, symbols)[1] < top_p + 1e-5).all()
+
+
+@given(seed=st.integers(0, 999), temperature=st.floats(0.01, 10.0))
+def test_only_the_most_likely_is_left_at_the_limits(seed: int, temperature: float) -> None:
+    scores = log_probs(seed)
+    best = scores.argmax(-1)
+    for filters in (
+        Filters(temperature=0.0),
+        Filters(temperature=0.0, top_k=5, top_p=0.5),
+        Filters(temperature=temperature, top_k=1),
+        Filters(temperature=temperature, top_p=1e-6),
+        Filters(temperature=1e-6),
+    ):
+        assert torch.equal(filters.draw(scores, generator()), best)
+
+
+def frequencies(filters: Filters, scores: Tensor, draws: int = 20_000) -> Tensor:
+    symbols = filters.draw(scores.expand(draws, -1), generator())
+    return torch.bincount(symbols, minlength=scores.size(-1)) / draws
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
+def test_draws_follow_the_tempered_distribution(temperature: float) -> None:
+    scores = log_probs(3, lanes=1)
+    expected = (scores / temperature).softmax(-1)[0]
+    error = (frequencies(Filters(temperature=temperature), scores) - expected).abs()
+    assert (error < 5 * (expected * (1 - expected) / 20_000).sqrt() + 1e-6).all()
+
+
+def test_what_is_kept_is_renormalised() -> None:
+    scores = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
+    expected = {
+        Filters(top_k=2): [0.625, 0.375, 0.0, 0.0],
+        Filters(top_p=0.8): [0.625, 0.375, 0.0, 0.0],
+        Filters(top_p=0.81): [0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0.0],
+        Filters(top_k=2, top_p=0.6): [1.0, 0.0, 0.0, 0.0],
+    }
+    for filters, shares in expected.items():
+        torch.testing.assert_close(frequencies(filters, scores), torch.tensor(shares), rtol=0, atol=0.02)
+
+
+def test_the_generator_decides() -> None:
+    scores = log_probs(1, lanes=50)
+    first = Filters().draw(scores, generator(7))
+    assert torch.equal(Filters().draw(scores, generator(7)), first)
+    assert not torch.equal(Filters().draw(scores, generator(8)), first)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": -0.1}, "temperature is -0.1, expected a number from 0 up"),
+        ({"temperature": math.nan}, "temperature is nan"),
+        ({"temperature": math.inf}, "temperature is inf"),
+        ({"top_k": 0}, "top_k is 0, expected at least 1"),
+        ({"top_p": 0.0}, "top_p is 0.0, expected more than 0 and at most 1"),
+        ({"top_p": 1.5}, "top_p is 1.5"),
+    ],
+)
+def test_values_that_cannot_be_meant(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Filters(**settings)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,365 @@
+"""Training: it learns, stops and continues as if it had not stopped, to the bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.tiny import core_config, wave_model
+from txl_audio import runtime
+from txl_audio.checkpoint import RunFolder
+from txl_audio.evaluate import evaluate
+from txl_audio.model.sequence import SequenceModel
+from txl_audio.report import Reporter
+from txl_audio.tokens import CheckpointError, ConfigError, DataError
+from txl_audio.train import TrainConfig, Trainer
+
+
+def documents(seed: int = 0) -> list[np.ndarray]:
+    """Sines with noise as codes: something to learn."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(20, 200, 12)
+    waves = [128 + 60 * np.sin(0.3 * np.arange(n) + rng.uniform(0, 6)) + rng.normal(0, 2, n) for n in lengths]
+    return [wave.round().astype(np.uint8) for wave in waves]
+
+
+def config(**changes: Any) -> TrainConfig:
+    values = {"steps": 10, "lanes": 3, "warmup_steps": 4, "accumulate": 2, "ema": 0.9, "segment_len": 5}
+    return TrainConfig(**{**values, "log_every": 1, "validate_symbols": 100, **changes})
+
+
+def trainer(path: Path, settings: TrainConfig | None = None, *, seed: int = 0, **changes: Any) -> Trainer:
+    """A trainer with everything that draws random numbers turned on."""
+    model = wave_model(**{"dropout": 0.2, "attention_dropout": 0.2, **changes.pop("core", {})})
+    return Trainer(
+        model,
+        settings or config(),
+        train=documents(),
+        valid=documents(1)[:2],
+        folder=RunFolder(path),
+        seed=seed,
+        precision="float32",
+        **changes,
+    )
+
+
+def reporter(path: Path, resumed_at: int = 0) -> Reporter:
+    return Reporter(
+        path, unit="bits_per_sample", flops_per_symbol=1.0, machine_flops=1e9, resumed_at=resumed_at
+    )
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def everything(t: Trainer) -> dict[str, Tensor]:
+    """All that training carries from step to step."""
+    out = {f"model.{name}": value for name, value in t.model.state_dict().items()}
+    if t.average is not None:
+        out |= {f"average.{name}": value for name, value in t.average.state_dict().items()}
+    for index, entries in t.optimiser.state_dict()["state"].items():
+        out |= {f"optimiser.{index}.{name}": value for name, value in entries.items()}
+    out |= {f"memory.{i}": hidden for i, hidden in enumerate(t.state.memory.hidden)}
+    out |= {"valid": t.state.memory.valid, "recent": t.state.recent, "random": torch.get_rng_state()}
+    return {name: value.clone() for name, value in out.items()}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"ema": None, "accumulate": 1}, {"lanes": 1, "segment_len": 1}],
+    ids=["all on", "plain", "smallest"],
+)
+def test_m14_stopping_changes_nothing(settings: dict[str, Any], tmp_path: Path) -> None:
+    """10 steps against 5, stop, resume, 5: weights, averages, optimiser, batches, memory, losses."""
+    chosen = config(**settings)
+    runtime.seed_everything(0)
+    whole = trainer(tmp_path / "whole", chosen)
+    expected = [whole.step() for _ in range(10)]
+
+    runtime.seed_everything(0)
+    first = trainer(tmp_path / "run", chosen)
+    losses = [first.step() for _ in range(5)]
+    first.folder.path.mkdir()
+    first.save()
+    runtime.seed_everything(1234)  # another process
+    second = trainer(tmp_path / "run", chosen)
+    with torch.no_grad():
+        for parameter in second.model.parameters():
+            parameter.zero_()
+    second.resume()
+    assert second.stream.state_dict() == first.stream.state_dict() and second.at == first.at
+    losses += [second.step() for _ in range(5)]
+
+    assert losses == expected
+    assert second.at == whole.at and second.at.step == 10
+    got = everything(second)
+    for name, value in everything(whole).items():
+        assert torch.equal(got[name], value), name
+    a, b = next(second.stream), next(whole.stream)
+    assert torch.equal(a.inputs, b.inputs) and torch.equal(a.targets, b.targets)
+
+
+def test_m14_through_the_whole_loop(tmp_path: Path) -> None:
+    """`run` with validation and saving on the way, interrupted by Ctrl-C, against one that is not."""
+    settings = config(validate_every=3, save_every=2, sample_every=4)
+
+    def interrupt(_model: SequenceModel, *, step: int) -> None:
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def run(t: Trainer, resumed_at: int = 0) -> bool:
+        t.folder.path.mkdir(exist_ok=True)
+        with reporter(t.folder.path, resumed_at) as report:
+            return t.run(report)
+
+    runtime.seed_everything(0)
+    whole = trainer(tmp_path / "whole", settings)
+    assert run(whole)
+
+    runtime.seed_everything(0)
+    handler = signal.getsignal(signal.SIGINT)
+    stopped = trainer(tmp_path / "run", settings, sample=interrupt)
+    assert not run(stopped)
+    assert stopped.at.step == 4 and signal.getsignal(signal.SIGINT) is handler
+
+    runtime.seed_everything(77)
+    resumed = trainer(tmp_path / "run", settings)
+    resumed.resume()
+    assert run(resumed, resumed.at.step)
+    got = everything(resumed)
+    for name, value in everything(whole).items():
+        assert torch.equal(got[name], value), name
+
+    def figures(path: Path) -> list[tuple[Any, ...]]:
+        return [(r["kind"], r["step"], r["symbols"], r["bits_per_sample"]) for r in records(path)]
+
+    assert figures(tmp_path / "run") == figures(tmp_path / "whole")
+    steps = [r["step"] for r in records(tmp_path / "run") if r["kind"] == "train"]
+    assert steps == list(range(1, 11))
+    last = records(tmp_path / "run")[-1]
+    assert last["kind"] == "validation" and last["whole_split"]
+    assert last["count"] == sum(len(d) for d in documents(1)[:2])
+
+
+def test_records_after_the_checkpoint_are_forgotten(tmp_path: Path) -> None:
+    lines = [json.dumps({"kind": "train", "step": step, "bits_per_sample": 1.0}) for step in range(1, 8)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"kind": "train", "st')
+    with reporter(tmp_path, resumed_at=5):
+        pass
+    assert [r["step"] for r in records(tmp_path)] == [1, 2, 3, 4, 5]
+
+
+def test_what_is_saved_is_what_is_validated(tmp_path: Path) -> None:
+    """The averaged weights; the raw ones are in the state."""
+    t = trainer(tmp_path)
+    for _ in range(3):
+        t.step()
+    t.save()
+    assert t.best_model is not t.model
+    saved = wave_model()
+    t.folder.load_model(saved)
+    valid = documents(1)[:2]
+    assert evaluate(saved, valid) == evaluate(t.best_model, valid) != evaluate(t.model, valid)
+    tensors, values = t.folder.load_state()
+    for name, value in t.model.state_dict().items():
+        assert torch.equal(tensors[f"model.{name}"], value)
+    assert values["at"]["step"] == 3
+
+
+def test_the_average_follows_the_weights(tmp_path: Path) -> None:
+    t = trainer(tmp_path, config(ema=0.5))
+    parameter = "core.layers.0.qkv.weight"
+    t.step()
+    average = t.model.state_dict()[parameter].clone()  # the first step is copied
+    for _ in range(3):
+        t.step()
+        average = 0.5 * average + 0.5 * t.model.state_dict()[parameter]
+    torch.testing.assert_close(t.best_model.state_dict()[parameter], average)
+
+
+def test_tied_weights_of_the_average_are_its_own(tmp_path: Path) -> None:
+    model = wave_model("p1-softmax")
+    t = Trainer(
+        model,
+        config(),
+        train=documents(),
+        valid=documents(1),
+        folder=RunFolder(tmp_path),
+        seed=0,
+        precision="float32",
+    )
+    for _ in range(2):
+        t.step()
+    hidden = torch.randn(1, 12)
+    best = t.best_model
+    expected = hidden @ best.embedding.weight[:256].T + best.head.bias
+    torch.testing.assert_close(best.head.logits(hidden), expected)
+    assert not torch.allclose(best.head.logits(hidden), model.head.logits(hidden))
+
+
+def test_accumulated_batches_are_one_batch(tmp_path: Path) -> None:
+    """The gradient of 2 batches is that of all their symbols, each with equal weight."""
+    t = trainer(tmp_path, config(accumulate=2, clip=1e9), core={"dropout": 0.0, "attention_dropout": 0.0})
+    reference = wave_model()
+    stream = trainer(tmp_path, config()).stream
+    state, nats, count = reference.initial_state(3), torch.zeros(()), 0
+    for batch in (next(stream), next(stream)):
+        total, scored, state = reference.loss(batch.inputs, batch.targets, state, batch.reset)
+        nats, count = nats + total, count + int(scored)
+    (nats / count).backward()
+    norm = torch.stack([p.grad.norm() for p in reference.parameters() if p.grad is not None]).norm()
+    totals, got = t.step()
+    assert got == pytest.approx(norm.item(), rel=1e-4)
+    assert totals.count == count == t.at.symbols and totals.nats == pytest.approx(nats.item(), rel=1e-5)
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    t = trainer(
+        tmp_path,
+        config(steps=60, lr=0.01, accumulate=1, ema=None, segment_len=16),
+        core={"dropout": 0.0, "attention_dropout": 0.0},
+    )
+    before = evaluate(t.model, t.valid).bits
+    losses = [t.step()[0].bits for _ in range(60)]
+    assert np.mean(losses[-10:]) < np.mean(losses[:10]) - 1
+    assert evaluate(t.model, t.valid).bits < before - 1
+
+
+def test_learning_rates_are_those_of_the_schedule(tmp_path: Path) -> None:
+    settings = config(lr=0.5, warmup_steps=4, final_lr=0.0)
+    t, rates = trainer(tmp_path, settings), []
+    for _ in range(10):
+        t.step()
+        rates.append(t.optimiser.param_groups[0]["lr"])
+    assert rates[:5] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert all(a > b for a, b in pairwise(rates[4:])) and rates[-1] > 0
+
+
+def test_minutes_are_a_budget_too(tmp_path: Path) -> None:
+    t = trainer(tmp_path, config(steps=None, minutes=2.0))
+    assert t.progress() == 0.0
+    t.at.seconds = 90.0
+    assert t.progress() == 0.75
+    both = trainer(tmp_path, config(steps=100, minutes=2.0))
+    both.at.seconds, both.at.step = 30.0, 60
+    assert both.progress() == 0.6
+
+
+def test_samples_are_made_of_the_best_weights(tmp_path: Path) -> None:
+    calls: list[tuple[SequenceModel, int]] = []
+
+    def keep(model: SequenceModel, *, step: int) -> None:
+        calls.append((model, step))
+
+    t = trainer(tmp_path, config(steps=5, sample_every=2), sample=keep)
+    with reporter(tmp_path) as report:
+        assert t.run(report)
+    assert calls == [(t.best_model, step) for step in (2, 4, 5)]
+
+
+def test_a_finished_run_trains_no_further(tmp_path: Path) -> None:
+    t = trainer(tmp_path, config(steps=2))
+    with reporter(tmp_path) as report:
+        assert t.run(report)
+    weights = everything(t)
+    again = trainer(tmp_path, config(steps=2))
+    again.resume()
+    with reporter(tmp_path, resumed_at=2) as report:
+        assert again.run(report)
+    assert again.at.step == 2
+    got = everything(again)
+    assert all(torch.equal(got[name], value) for name, value in weights.items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "seed", "message"),
+    [
+        ({"lanes": 4}, 0, "was trained with train.lanes=3, got 4; resume with the same or start a new run"),
+        ({"segment_len": 6}, 0, "train.segment_len=5, got 6"),
+        ({"ema": None}, 0, "train.ema=0.9, got None"),
+        ({}, 1, "was trained with seed=0, got 1"),
+    ],
+)
+def test_resuming_with_other_batches_is_refused(
+    changes: dict[str, Any], seed: int, message: str, tmp_path: Path
+) -> None:
+    t = trainer(tmp_path)
+    t.step()
+    t.save()
+    with pytest.raises(CheckpointError, match=message):
+        trainer(tmp_path, config(**changes), seed=seed).resume()
+
+
+def test_resuming_another_model_is_refused(tmp_path: Path) -> None:
+    t = trainer(tmp_path)
+    t.step()
+    t.save()
+    with pytest.raises(CheckpointError, match="do not fit its config"):
+        trainer(tmp_path, core={"n_layer": 1}).resume()
+    with pytest.raises(CheckpointError, match="no saved training state to resume"):
+        trainer(tmp_path / "new").resume()
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_weights(tmp_path: Path) -> None:
+    t = trainer(tmp_path)
+    t.step()
+    before = everything(t)
+    with torch.no_grad():
+        t.model.head.read.bias.fill_(float("nan"))
+    with pytest.raises(DataError, match="gradient is not finite at step 1; lower train.lr"):
+        t.step()
+    after = everything(t)
+    unchanged = [
+        n for n in before if n.startswith(("model.", "average.", "optimiser.")) and "read.bias" not in n
+    ]
+    assert all(torch.equal(after[name], before[name]) for name in unchanged)
+
+
+def test_settings_that_contradict_the_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train.segment_len 5 differs from core.segment_len 4"):
+        trainer(tmp_path, core={"window": "segment"})
+    assert trainer(tmp_path, config(segment_len=None), core={"window": "segment"}).segment_len == 4
+    assert trainer(tmp_path, config(segment_len=None)).segment_len == core_config().segment_len
+    with pytest.raises(ConfigError, match="a training needs a budget; set train.steps, train.minutes"):
+        trainer(tmp_path, config(steps=None))
+    with pytest.raises(DataError, match="at least one document"):
+        Trainer(
+            wave_model(),
+            config(),
+            train=[],
+            valid=documents(),
+            folder=RunFolder(tmp_path),
+            seed=0,
+            precision="float32",
+        )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_stop_between_steps_and_save(number: int, tmp_path: Path) -> None:
+    def stop(_model: SequenceModel, *, step: int) -> None:
+        os.kill(os.getpid(), number)
+
+    t = trainer(tmp_path, config(sample_every=3), sample=stop)
+    with reporter(tmp_path) as report:
+        assert not t.run(report)
+    assert t.at.step == 3
+    assert t.folder.load_state()[1]["at"]["step"] == 3
+    assert not any(record["kind"] == "validation" for record in records(tmp_path))
+
+
+def test_bfloat16_trains(tmp_path: Path) -> None:
+    t = trainer(tmp_path)
+    t.precision = "bfloat16"
+    totals, norm = t.step()
+    assert np.isfinite(totals.nats) and np.isfinite(norm)
+    assert all(p.dtype == torch.float32 for p in t.model.parameters())
