@@ -382,9 +382,7 @@ def bench_train(
     """Training throughput of the plain text shape: 6 layers, d_model 256, segment and memory 256, batch 8."""
     from txl_audio import bench as benchmarks
 
-    figures = benchmarks.train_throughput(
-        seconds=seconds, device=device, tell=_say
-    )
+    figures = benchmarks.train_throughput(seconds=seconds, device=device, tell=_say)
     _tell(figures, benchmarks.table(figures), as_json)
 
 

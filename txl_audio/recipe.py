@@ -155,7 +155,9 @@ def train(config: RunConfig, *, resume: bool = False, overwrite: bool = False) -
     )
     if resume:
         if not folder.config_path.is_file():
-            raise CheckpointError(f"no run to resume at {folder.path}; train it without --resume, or set out=DIR")
+            raise CheckpointError(
+                f"no run to resume at {folder.path}; train it without --resume, or set out=DIR"
+            )
         saved = load(RunConfig, folder.config_path)
         if saved.model != config.model:
             raise CheckpointError(
@@ -298,7 +300,9 @@ def sound_writer(path: str | Path | None, rate_hz: int) -> Iterator[Callable[[np
     path = Path(path)
     kind = path.suffix[1:].upper()
     if not kind or not soundfile.check_format(kind, "PCM_16"):
-        raise DataError(f"cannot write sound to {path}: no 16-bit sound format is called {path.suffix!r}; use .wav or .flac")
+        raise DataError(
+            f"cannot write sound to {path}: no 16-bit format is called {path.suffix!r}; use .wav or .flac"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".new")
     try:

@@ -89,6 +89,8 @@ class Reporter:
                 "share_of_matmul_rate": rate * self.flops_per_symbol / self.machine_flops,
             },
         )
+        if not self.console.is_terminal:  # a log file has no progress bar
+            self._line("training", at, totals, f"  {rate:,.0f} symbols/s")
 
     @contextmanager
     def validating(self, limit: int | None) -> Iterator[Callable[[int], None]]:
@@ -102,11 +104,11 @@ class Reporter:
     def validation(self, at: Mapping[str, Any], totals: Totals, *, whole: bool) -> None:
         self._record("validation", at, {self.unit: totals.bits, "count": totals.count, "whole_split": whole})
         part = "" if whole else f" (first {totals.count:,} symbols)"
-        self.console.print(
-            f"step {at['step']:>6}  {at['seconds']:>6.0f} s  validation {totals.bits:.4f} "
-            f"{self.unit.replace('_', ' ')}{part}",
-            highlight=False,
-        )
+        self._line("validation", at, totals, part)
+
+    def _line(self, kind: str, at: Mapping[str, Any], totals: Totals, note: str) -> None:
+        figure = f"{kind} {totals.bits:.4f} {self.unit.replace('_', ' ')}{note}"
+        self.console.print(f"step {at['step']:>6}  {at['seconds']:>6.0f} s  {figure}", soft_wrap=True)
 
     def _record(self, kind: str, at: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         self.metrics.write(json.dumps({"kind": kind, **at, **values}) + "\n")

@@ -95,19 +95,15 @@ class Sampler:
                 f"expected 0 to {spec.vocab_size - 1}"
             )
         prompt = prompt.to(self.device)
-        whole = prompt.size(1) // spec.symbols_per_frame * spec.symbols_per_frame
-        frames = prompt[:, :whole].unflatten(1, (-1, spec.symbols_per_frame)) if whole else None
-        begin = [
-            torch.full((prompt.size(0), 1, spec.symbols_per_frame), spec.start_symbol, device=self.device)
-        ]
-        line = torch.cat(
-            (begin if spec.scores_first else []) + ([] if frames is None else [frames]) or [begin[0][:, :0]],
-            dim=1,
-        )
-        if line.size(1) == 0:
+        lanes, symbols = prompt.shape
+        whole = symbols // spec.symbols_per_frame * spec.symbols_per_frame
+        line = prompt[:, :whole].reshape(lanes, -1, spec.symbols_per_frame)
+        if spec.scores_first:
+            line = torch.cat([line.new_full((lanes, 1, spec.symbols_per_frame), spec.start_symbol), line], 1)
+        elif whole == 0:
             raise SpecError("a text model needs a prompt of at least one symbol, got none")
         self._begun = prompt[:, whole:]
-        self.nats = torch.zeros(prompt.size(0), spec.symbols_per_frame, device=self.device)
+        self.nats = torch.zeros(lanes, spec.symbols_per_frame, device=self.device)
         self.state, self._frame = self._prefill(line)
 
     @torch.no_grad()
