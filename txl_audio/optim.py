@@ -23,7 +23,7 @@ class OptimConfig(Config):
     clip: float = Field(default=1.0, gt=0)
 
     def build(self, model: nn.Module) -> torch.optim.AdamW:
-        """Decays matrices only: biases, norms and other vectors have no scale to shrink."""
+        """Decays what has two dimensions or more; biases, norms and other vectors stay as they are."""
         parameters = [p for p in model.parameters() if p.requires_grad]
         groups = [
             {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": self.weight_decay},

@@ -143,6 +143,7 @@ class TokenStream:
     def state_dict(self) -> dict[str, Any]:
         """Position to resume from, JSON-able."""
         return {
+            "documents": len(self.documents),
             "epoch": self._epoch,
             "next": self._next,
             "document": list(self._document),
@@ -150,7 +151,15 @@ class TokenStream:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues exactly where `state_dict` was taken. Raises DataError where the lanes differ."""
+        """Continues exactly where `state_dict` was taken.
+
+        Raises DataError where lanes or documents are not those of then.
+        """
+        if state["documents"] != len(self.documents):
+            raise DataError(
+                f"the saved position is of {state['documents']} documents, here are {len(self.documents)}; "
+                "resume with the data the run was started with"
+            )
         if len(state["document"]) != self.lanes:
             raise DataError(
                 f"the saved position has {len(state['document'])} lanes, this stream {self.lanes}; "

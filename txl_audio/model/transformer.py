@@ -198,6 +198,10 @@ class TransformerXL(nn.Module):
         Equals `forward` on the whole stream in segments of `segment_len` (any split where the
         window is `sliding` or `same_length`). Meant for a model in eval mode.
         """
+        if x.size(0) != state.start.size(0):
+            raise TxlError(
+                f"the ring holds {state.start.size(0)} lanes and the frame {x.size(0)}; expected as many"
+            )
         slots, phase = state.capacity, state.segment_phase
         # Slot s was last written at the newest frame congruent to it: s is this far back.
         behind = (state.time - torch.arange(slots, device=x.device)) % slots
