@@ -153,6 +153,10 @@ def train(config: RunConfig, *, resume: bool = False, overwrite: bool = False) -
         seed=config.seed,
         precision=config.precision,
     )
+    # Both draw random numbers, so they come before the random state is restored.
+    flops = cost.training_flops_per_symbol(model, lanes=config.train.lanes, segment_len=trainer.segment_len)
+    dtype = torch.bfloat16 if config.precision == "bfloat16" else torch.float32
+    machine_flops = runtime.matmul_flops(device, dtype)
     if resume:
         if not folder.config_path.is_file():
             raise CheckpointError(
@@ -170,13 +174,11 @@ def train(config: RunConfig, *, resume: bool = False, overwrite: bool = False) -
         if overwrite:
             folder.remove()
         folder.create(config.to_yaml())
-    flops = cost.training_flops_per_symbol(model, lanes=config.train.lanes, segment_len=trainer.segment_len)
-    dtype = torch.bfloat16 if config.precision == "bfloat16" else torch.float32
     with Reporter(
         folder.path,
         unit=BITS[model.spec.modality],
         flops_per_symbol=flops,
-        machine_flops=runtime.matmul_flops(device, dtype),
+        machine_flops=machine_flops,
         resumed_at=trainer.at.step,
     ) as reporter:
         if model.spec.modality != "text":

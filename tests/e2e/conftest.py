@@ -51,7 +51,6 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
         f"out={folder / 'run'}",
         "train.validate_every=2",
         "train.sample_every=2",
-        "train.sample_seconds=0.02",
     )
     return Workspace(folder, source, data, config, folder / "run", prepared, trained)
 

@@ -28,9 +28,13 @@ precision: float32
 model:
   symbols_per_frame: 4
   embedding: {kind: samples, history_samples: 8, width: 16}
-  core: {n_layer: 2, d_model: 16, n_head: 2, d_head: 8, d_ff: 32, mem_len: 16, segment_len: 16, window: sliding}
+  core:
+    {n_layer: 2, d_model: 16, n_head: 2, d_head: 8, d_ff: 32, mem_len: 16, segment_len: 16,
+     window: sliding, dropout: 0.1}
   head: {kind: frame, history_samples: 8, width: 16, blocks: 1, mixtures: 2}
-train: {steps: 4, lanes: 2, lr: 1e-2, warmup_steps: 0, final_lr: 1.0, log_every: 1, validate_symbols: 2000}
+train:
+  {steps: 4, lanes: 2, lr: 1e-2, warmup_steps: 0, final_lr: 1.0, log_every: 1,
+   validate_symbols: 2000, sample_seconds: 0.02}
 """
 
 TEXT = """

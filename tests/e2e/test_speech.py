@@ -70,7 +70,6 @@ def test_train_leaves_a_whole_run_folder(workspace: Workspace) -> None:
             f"out={folder}",
             "train.validate_every=2",
             "train.sample_every=2",
-            "train.sample_seconds=0.02",
         ],
     )
     assert "positions:" in (folder / "config.yaml").read_text()  # defaults are written out

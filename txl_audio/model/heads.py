@@ -160,10 +160,12 @@ class FrameHead(Head):
         z = F.gelu(self.read(features) + place_projection(hidden, self.condition, places))
         for block in self.blocks:
             z = block(z)
-        out: Tensor = self.output(self.norm(z)).float()
-        if self.predict is None:
-            return (out,)
-        taps = place_projection(hidden, self.predict, places).float() + self.shared
+        # Taps of a sharp prediction cancel each other: they need more than bfloat16's 8 bits.
+        with torch.autocast(z.device.type, enabled=False):
+            out: Tensor = self.output(self.norm(z.float()))
+            if self.predict is None:
+                return (out,)
+            taps = place_projection(hidden.float(), self.predict, places) + self.shared
         prediction = (taps * normal).sum(-1, keepdim=True)
         weight, offset, log_scale = out.chunk(3, dim=-1)
         mean = level * (prediction + offset)

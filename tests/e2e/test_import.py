@@ -1,0 +1,84 @@
+"""Transformer-XL weights from elsewhere, through the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.e2e.harness import run, text_run, tree
+
+
+def test_imported_weights_score_as_their_authors_did(shared: Path, tmp_path: Path) -> None:
+    golden, out, nll = shared / "golden" / "char", tmp_path / "run", tmp_path / "new" / "nll.safetensors"
+    result = run("import", golden, "--out", out)
+    assert (result.code, result.raw) == (0, b"")
+    assert "imported 26,221 parameters, segments of 16" in result.err
+    figures = run("score", out, "--tokens", golden / "io.safetensors", "--out", nll, "--json").json
+    expected, got = load_file(golden / "io.safetensors")["nll"], load_file(nll)
+    assert got.keys() == {"nll"} and got["nll"].dtype == torch.float32
+    torch.testing.assert_close(got["nll"], expected, rtol=0, atol=1e-5)
+    assert figures["count"] == expected.numel() and figures["out"] == str(nll)
+    assert figures["nats"] == pytest.approx(expected.double().sum().item(), abs=1e-5 * expected.numel())
+    info = run("info", out, "--json").json
+    assert (info["parameters"], info["mem_len_frames"]) == (26_221, 24)
+    assert info["memory_s"] is None and info["frame_rate_hz"] is None
+
+
+def test_hugging_faces_layout(shared: Path, tmp_path: Path) -> None:
+    golden, out, nll = shared / "golden" / "hf_char_layout", tmp_path / "run", tmp_path / "nll.safetensors"
+    assert run("import", golden, "--out", out, "--segment-len", 12).code == 0
+    io = load_file(golden / "io.safetensors")
+    ids = io["input_ids"].long()
+    save_file({"tokens": ids.T.contiguous()}, tmp_path / "tokens.safetensors")
+    assert run("score", out, "--tokens", tmp_path / "tokens.safetensors", "--out", nll).code == 0
+    expected = -io["log_probs"][:, :-1].gather(-1, ids[:, 1:, None])[..., 0].T
+    torch.testing.assert_close(load_file(nll)["nll"], expected, rtol=0, atol=1e-5)
+
+
+def test_adaptive_softmax_is_not_yet_supported(shared: Path, tmp_path: Path) -> None:
+    result = run("import", shared / "golden" / "word_adaptive_div1", "--out", tmp_path / "run")
+    assert result.code == 1 and "not yet supported" in result.error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_importing_into_a_folder_with_content_is_refused(tmp_path: Path) -> None:
+    out = text_run(tmp_path / "run")
+    before = tree(out)
+    result = run("import", tmp_path / "weights", "--out", out)
+    assert result.code == 1 and "choose another --out" in result.error
+    assert tree(out) == before
+
+
+def test_importing_from_nothing(tmp_path: Path) -> None:
+    result = run("import", tmp_path / "absent", "--out", tmp_path / "run")
+    assert result.code == 1 and "no config.json in" in result.error
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (torch.zeros(5, dtype=torch.int64), "expected tokens of shape [N + 1, B]"),
+        (torch.zeros(1, 2, dtype=torch.int64), "expected tokens of shape [N + 1, B]"),
+        (torch.full((5, 1), 11), "tokens must be integers in 0..10"),
+        (torch.zeros(5, 1), "tokens must be integers in 0..10"),
+        (None, "expected a tensor `tokens`"),
+    ],
+    ids=["one dimension", "too short", "outside the vocabulary", "floats", "absent"],
+)
+def test_tokens_that_cannot_be_scored(tmp_path: Path, tokens: torch.Tensor | None, message: str) -> None:
+    model, path, out = text_run(tmp_path / "run"), tmp_path / "t.safetensors", tmp_path / "nll.safetensors"
+    save_file({"other": torch.zeros(1)} if tokens is None else {"tokens": tokens}, path)
+    result = run("score", model, "--tokens", path, "--out", out)
+    assert result.code == 1 and message in result.error
+    assert not out.exists()
+
+
+def test_score_needs_files_or_tokens(tmp_path: Path) -> None:
+    model = text_run(tmp_path / "run")
+    for words in ((), ("--tokens", "a"), ("--out", "b"), ("x.wav", "--tokens", "a", "--out", "b")):
+        result = run("score", model, *words)
+        assert result.code == 2 and "give audio FILES, or --tokens" in result.error

@@ -1,0 +1,112 @@
+"""From configs to objects, and sound from the model to files and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from tests.e2e.harness import TEXT, TINY
+from tests.tiny import TEXT as TEXT_SPEC
+from txl_audio import recipe
+from txl_audio.codecs.mulaw import MuLawCodec, mulaw_decode
+from txl_audio.config import load, parse
+from txl_audio.tokens import ConfigError, DataError, SpecError
+
+CONFIGS = sorted((Path(__file__).parents[1] / "configs").rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_loads_and_builds(path: Path) -> None:
+    config = load(recipe.RunConfig, path)
+    assert config.name == path.stem and config.data is not None
+    assert parse(recipe.RunConfig, config.to_yaml()) == config
+    with torch.device("meta"):  # sizes without the memory for them
+        model = config.model.build(MuLawCodec().spec)
+    assert model.spec == MuLawCodec(config.model.symbols_per_frame).spec
+    parameters = sum(p.numel() for p in model.parameters())
+    expected = {
+        "quickstart": 5e6,
+        "kathleen_mulaw": 5e6,
+        "speechcommands_mulaw": 31e6,
+        "librispeech_mulaw": 131e6,
+    }
+    assert parameters == pytest.approx(expected[path.stem], rel=0.3)
+
+
+def test_the_folder_of_a_run() -> None:
+    config = parse(recipe.RunConfig, TEXT)
+    assert config.folder == Path("runs/text")
+    assert parse(recipe.RunConfig, TEXT, ["out=a/b"]).folder == Path("a/b")
+
+
+def test_the_same_seed_gives_the_same_model() -> None:
+    config = parse(recipe.RunConfig, TINY)
+    first, second = (recipe.new_model(config, MuLawCodec().spec).state_dict() for _ in range(2))
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+    other = recipe.new_model(parse(recipe.RunConfig, TINY, ["seed=1"]), MuLawCodec().spec).state_dict()
+    assert not torch.equal(first["core.layers.0.qkv.weight"], other["core.layers.0.qkv.weight"])
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "message"),
+    [
+        (TEXT, "kind: symbols", "kind: samples", "embedding samples needs a waveform codec"),
+        (TEXT, "kind: softmax", "kind: frame", "head frame needs a waveform codec"),
+        (TEXT, "model:", "model:\n  symbols_per_frame: 2", "only waveform streams can be regrouped"),
+        (TINY, "head: {kind: frame", "head: {kind: softmax} #", "predicts 1 symbol per frame, got 4"),
+    ],
+)
+def test_parts_that_do_not_fit_the_stream(text: str, old: str, new: str, message: str) -> None:
+    model = parse(recipe.RunConfig, text.replace(old, new)).model
+    with pytest.raises((ConfigError, SpecError), match=message):
+        model.build(TEXT_SPEC if text is TEXT else MuLawCodec().spec)
+
+
+def test_a_codec_that_is_not_known() -> None:
+    spec = MuLawCodec().spec
+    fields: dict[str, Any] = {**spec.to_json(), "settings_hash": "another"}
+    with pytest.raises(SpecError, match="settings_hash: .* != 'another'"):
+        recipe.codec_of(type(spec).from_json(fields, origin="test"))
+
+
+@pytest.mark.parametrize("name", ["levels.wav", "levels.flac", "LEVELS.WAV", "levels.aiff"])
+def test_every_level_survives_a_file(tmp_path: Path, name: str) -> None:
+    codes = np.arange(256)
+    with recipe.sound_writer(tmp_path / name, 16_000) as write:
+        write(mulaw_decode(codes[:100]))
+        write(mulaw_decode(codes[100:]))
+    assert soundfile.info(tmp_path / name).subtype == "PCM_16"
+    np.testing.assert_array_equal(recipe.read_symbols(tmp_path / name, MuLawCodec()), codes)
+
+
+@pytest.mark.parametrize("frame_samples", [1, 16])
+def test_reading_symbols_adds_none(tmp_path: Path, frame_samples: int) -> None:
+    soundfile.write(tmp_path / "a.wav", np.zeros(37), 16_000)
+    symbols = recipe.read_symbols(tmp_path / "a.wav", MuLawCodec(frame_samples))
+    assert symbols.tolist() == [128] * 37
+
+
+def test_sound_that_fails_on_the_way_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    path.write_bytes(b"old")
+
+    def stopped() -> None:
+        with recipe.sound_writer(path, 16_000) as write:
+            write(np.zeros(100, np.float32))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped()
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_tensors_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DataError, match="cannot write .*folder"):
+        recipe.write_tensors(tmp_path / "folder", {"nll": torch.zeros(1)})

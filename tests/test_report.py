@@ -1,0 +1,97 @@
+"""metrics.jsonl, TensorBoard and what is said while a model trains."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from txl_audio.evaluate import Totals
+from txl_audio.report import Reporter
+
+LN2 = 0.6931471805599453
+
+
+def reporter(folder: Path, **options: Any) -> Reporter:
+    return Reporter(folder, unit="bits_per_sample", flops_per_symbol=50.0, machine_flops=1e4, **options)
+
+
+def at(step: int) -> dict[str, Any]:
+    return {"step": step, "symbols": 100 * step, "seconds": 2.0 * step}
+
+
+def train_steps(folder: Path, steps: range, *, bits: float, **options: Any) -> None:
+    with reporter(folder, **options) as report:
+        for step in steps:
+            report.step(step, 100 * step, 2.0 * step, step / 10, Totals(bits * LN2 * 100, 100))
+            report.train(at(step), Totals(bits * LN2 * 100, 100), gradient_norm=0.5, lr=1e-3)
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_record_of_training(tmp_path: Path) -> None:
+    train_steps(tmp_path, range(1, 2), bits=3.0)
+    assert records(tmp_path) == [
+        {
+            "kind": "train",
+            **at(1),
+            "bits_per_sample": pytest.approx(3.0),
+            "lr": 1e-3,
+            "gradient_norm": 0.5,
+            "symbols_per_s": 50.0,
+            "share_of_matmul_rate": 50.0 * 50.0 / 1e4,
+        }
+    ]
+
+
+def test_a_record_of_validation_says_whether_it_is_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with reporter(tmp_path) as report:
+        with report.validating(40) as progress:
+            progress(40)
+        report.validation(at(3), Totals(2.5 * LN2 * 40, 40), whole=False)
+        report.validation(at(3), Totals(2.5 * LN2 * 90, 90), whole=True)
+    got = records(tmp_path)
+    assert [(r["kind"], r["count"], r["whole_split"]) for r in got] == [
+        ("validation", 40, False),
+        ("validation", 90, True),
+    ]
+    printed, said = capsys.readouterr()
+    assert printed == ""
+    assert said.splitlines() == [
+        "step      3       6 s  validation 2.5000 bits per sample (first 40 symbols)",
+        "step      3       6 s  validation 2.5000 bits per sample",
+    ]
+
+
+def test_a_log_file_gets_lines_instead_of_a_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train_steps(tmp_path, range(1, 3), bits=3.0)
+    printed, said = capsys.readouterr()
+    assert printed == "" and "\x1b" not in said
+    assert [line.split()[:2] for line in said.splitlines()] == [["step", "1"], ["step", "2"]]
+    assert said.splitlines()[0].endswith("training 3.0000 bits per sample  50 symbols/s")
+
+
+def test_resuming_forgets_what_came_after_the_checkpoint(tmp_path: Path) -> None:
+    train_steps(tmp_path, range(1, 6), bits=4.0)
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"kind": "train", "step": 2, "cut o')  # the machine went down here
+    train_steps(tmp_path, range(4, 7), bits=3.0, resumed_at=3)
+    bits = [(r["step"], round(r["bits_per_sample"], 6)) for r in records(tmp_path)]
+    assert bits == [(1, 4.0), (2, 4.0), (3, 4.0), (4, 3.0), (5, 3.0), (6, 3.0)]
+    shown = EventAccumulator(str(tmp_path)).Reload().Scalars("train/bits_per_sample")
+    assert [(s.step, round(s.value, 5)) for s in shown] == bits
+    assert {path.name for path in tmp_path.iterdir() if not path.name.startswith("events")} == {
+        "metrics.jsonl"
+    }
+
+
+def test_a_run_that_starts_anew_keeps_nothing_back(tmp_path: Path) -> None:
+    train_steps(tmp_path, range(1, 3), bits=4.0)
+    assert [r["step"] for r in records(tmp_path)] == [1, 2]
