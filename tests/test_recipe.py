@@ -25,17 +25,8 @@ def test_every_config_loads_and_builds(path: Path) -> None:
     config = load(recipe.RunConfig, path)
     assert config.name == path.stem and config.data is not None
     assert parse(recipe.RunConfig, config.to_yaml()) == config
-    with torch.device("meta"):  # sizes without the memory for them
-        model = config.model.build(MuLawCodec().spec)
+    model = config.model.build(MuLawCodec().spec)
     assert model.spec == MuLawCodec(config.model.symbols_per_frame).spec
-    parameters = sum(p.numel() for p in model.parameters())
-    expected = {
-        "quickstart": 5e6,
-        "kathleen_mulaw": 5e6,
-        "speechcommands_mulaw": 31e6,
-        "librispeech_mulaw": 131e6,
-    }
-    assert parameters == pytest.approx(expected[path.stem], rel=0.3)
 
 
 def test_the_folder_of_a_run() -> None:
@@ -57,7 +48,7 @@ def test_the_same_seed_gives_the_same_model() -> None:
     [
         (TEXT, "kind: symbols", "kind: samples", "embedding samples needs a waveform codec"),
         (TEXT, "kind: softmax", "kind: frame", "head frame needs a waveform codec"),
-        (TEXT, "model:", "model:\n  symbols_per_frame: 2", "only waveform streams can be regrouped"),
+        (TEXT, "\nmodel:", "\nmodel:\n  symbols_per_frame: 2", "only waveform streams can be regrouped"),
         (TINY, "head: {kind: frame", "head: {kind: softmax} #", "predicts 1 symbol per frame, got 4"),
     ],
 )
