@@ -50,6 +50,10 @@ class RunFolder:
         if self.path.exists() and any(self.path.iterdir()):
             raise CheckpointError(f"{self.path} exists and is no run folder; choose another with out=DIR")
         self.path.mkdir(parents=True, exist_ok=True)
+        self.save_config(config_yaml)
+
+    def save_config(self, config_yaml: str) -> None:
+        """Replaces the config, for a resume with another budget."""
         write_atomically(self.config_path, config_yaml.encode())
 
     def remove(self) -> None:
@@ -104,7 +108,7 @@ class RunFolder:
         folder = next((self.path / n for n in ("state", "state.old") if (self.path / n).is_dir()), None)
         if folder is None:
             raise CheckpointError(
-                f"{self.path} has no saved training state to resume; train it without --resume"
+                f"{self.path} has no saved training state to resume; start it again with --overwrite"
             )
         return _load_tensors(folder / "state.safetensors"), _read_json(folder / "state.json")
 

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from txl_audio.tokens import ConfigError, TxlError
+from txl_audio.tokens import ConfigError, DataError, TxlError
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
@@ -64,7 +64,7 @@ def prepare(
     dataset: Annotated[
         str | None,
         typer.Option(
-            help="Known set instead of SOURCE: speechcommands, librispeech, ljspeech, vctk, yesno, fsdd."
+            help="Instead of SOURCE: speechcommands, sc09, librispeech, ljspeech, vctk, yesno, fsdd."
         ),
     ] = None,
     root: Annotated[Path | None, typer.Option(help="Local copy of the known set.")] = None,
@@ -237,9 +237,16 @@ def score(
         return
     codec = recipe.codec_for_sound(model.spec)
     scored: list[dict[str, Any]] = []
+    failed = 0
     with _bar("scoring") as update:
         for done, path in enumerate(files or [], 1):
-            nats = evaluation.score_document(model, recipe.read_symbols(path, codec))
+            try:
+                symbols = recipe.read_symbols(path, codec)
+            except DataError as error:
+                console.print(f"left out {path}: {error}", soft_wrap=True)
+                failed += 1
+                continue
+            nats = evaluation.score_document(model, symbols)
             totals = evaluation.Totals(nats.double().sum().item(), nats.numel())
             scored.append(
                 {
@@ -252,6 +259,8 @@ def score(
             update(done, len(files or []), "")
     lines = [f"{item['bits_per_sample']:.4f} bits per sample  {item['path']}" for item in scored]
     _tell({"files": scored}, "\n".join(lines), as_json)
+    if failed:
+        raise typer.Exit(1)
 
 
 @app.command()

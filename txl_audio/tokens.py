@@ -10,9 +10,10 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-import torch
+if TYPE_CHECKING:  # the command line's --help should not wait for PyTorch
+    import torch
 
 Modality = Literal["waveform", "codes", "text"]
 

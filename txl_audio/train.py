@@ -176,7 +176,7 @@ class Trainer:
             self.save()
             if done:
                 self._validate(reporter, None)
-                if self.sample:
+                if c.sample_every and self.sample:
                     self.sample(self.best_model, step=self.at.step)
         return done
 

@@ -69,10 +69,10 @@ def read_folder(folder: str | Path, *, segment_len: int | None = None) -> Import
     config = _read_json(folder / "config.json")
     weights = _read_weights(folder)
     hugging_face = config.get("model_type") == "transfo-xl"
-    if hugging_face:
-        config = {**config, "n_token": config["vocab_size"], "clamp_len": config.get("clamp_len", -1)}
-        weights = {name.removeprefix("transformer."): value for name, value in weights.items()}
     try:
+        if hugging_face:
+            config = {**config, "n_token": config["vocab_size"]}
+            weights = {name.removeprefix("transformer."): value for name, value in weights.items()}
         return _translate(config, weights, hugging_face=hugging_face, segment_len=segment_len)
     except KeyError as error:
         raise CheckpointError(

@@ -89,6 +89,12 @@ class SoftmaxHead(Head):
         return self.logits(hidden).log_softmax(-1)
 
 
+TAP_GAIN, OFFSET_GAIN = 1 / 16, 1 / 10
+"""An optimiser moves every weight by about the learning rate; a prediction sharp to a few hundredths of
+the level needs finer steps than that. Measured on speech: without the gains gradient norms are ten times
+larger and results vary from seed to seed."""
+
+
 class FrameHeadConfig(Config):
     """A small autoregressive network that walks the samples of a frame.
 
@@ -138,7 +144,7 @@ class FrameHead(Head):
             self.predict = nn.Parameter(torch.zeros(spec.symbols_per_frame, self.history, d_model))
             self.shared = nn.Parameter(torch.zeros(self.history))
             with torch.no_grad():
-                self.shared[-1] = 1.0
+                self.shared[-1] = 1 / TAP_GAIN  # begins by repeating the newest sample
                 self.output.weight.mul_(0.1)
                 self.output.bias.zero_()
                 # Components start at different scales around the prediction.
@@ -165,10 +171,10 @@ class FrameHead(Head):
             out: Tensor = self.output(self.norm(z.float()))
             if self.predict is None:
                 return (out,)
-            taps = place_projection(hidden.float(), self.predict, places) + self.shared
+            taps = TAP_GAIN * (place_projection(hidden.float(), self.predict, places) + self.shared)
         prediction = (taps * normal).sum(-1, keepdim=True)
         weight, offset, log_scale = out.chunk(3, dim=-1)
-        mean = level * (prediction + offset)
+        mean = level * (prediction + OFFSET_GAIN * offset)
         scale = level * log_scale.clamp(-9, 2).exp()
         return weight.log_softmax(-1), mean, scale
 

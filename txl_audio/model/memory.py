@@ -94,4 +94,6 @@ class DecodeState:
 
     def nbytes(self) -> int:
         """Bytes held, constant however long the stream."""
-        return sum(t.numel() * t.element_size() for t in (self.keys, self.values, self.start))
+        terms = [t for term in self.terms if term is not None for t in term if t is not None]
+        tensors = [self.keys, self.values, self.start, *terms]
+        return sum(t.numel() * t.element_size() for t in tensors)
