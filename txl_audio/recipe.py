@@ -169,8 +169,8 @@ def train(config: RunConfig, *, resume: bool = False, overwrite: bool = False) -
                 f"`txl-audio train {folder.config_path} --resume`"
             )
         trainer.resume()
-        folder.save_config(config.to_yaml())
         model.spec.require(folder.spec(), here=f"the data {config.data}", there=f"the run {folder.path}")
+        folder.save_config(config.to_yaml())
     else:
         if overwrite:
             folder.remove()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -55,6 +55,19 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
         gpu = torch.cuda.get_device_name(device)
         raise ConfigError(f"precision bfloat16 was asked for, but {gpu} has none; use precision float32")
     return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+@contextmanager
+def single_thread(device: torch.device) -> Iterator[None]:
+    """One thread on a CPU: products with a single vector are too small to share, and waiting for the
+    other threads costs more than the work, many times more on a busy machine."""
+    threads = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def seed_everything(seed: int) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from txl_audio import runtime
 from txl_audio.model.sequence import SequenceDecodeState, SequenceModel
 from txl_audio.tokens import Codec, ConfigError, SpecError
 
@@ -119,9 +120,12 @@ class Sampler:
             self.model.step_(line[:, at], decode)
         return decode, line[:, -1]
 
-    @torch.no_grad()
     def next_frame(self) -> Tensor:
         """Symbols [B, K] of the next frame."""
+        with runtime.single_thread(self.device), torch.inference_mode():
+            return self._next_frame()
+
+    def _next_frame(self) -> Tensor:
         hidden = self.model.step_(self._frame, self.state)
         symbols, self._begun = self._begun, self._begun[:, :0]
         self.nats = torch.zeros_like(self.nats)
