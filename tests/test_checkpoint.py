@@ -164,6 +164,24 @@ def test_a_run_is_not_overwritten(folder: RunFolder, tmp_path: Path) -> None:
     folder.remove()
 
 
+def test_a_run_is_removed_with_all_that_runs_write_and_nothing_else(folder: RunFolder) -> None:
+    model = wave_model()
+    folder.save_model(model, model.spec, step=0, origin="trained")
+    folder.save_state(*state(1))
+    for name in ("events.out.tfevents.1.host.2", "metrics.jsonl", "model.safetensors.new"):
+        (folder.path / name).touch()
+    for name in ("samples", "state.new", "state.old"):
+        (folder.path / name).mkdir()
+    for name in ("thesis.tex", "model.py", "state_of_the_art"):
+        (folder.path / name).touch()
+        with pytest.raises(CheckpointError, match=rf"is not replaced: it holds {name}, which no run writes"):
+            folder.remove()
+        (folder.path / name).unlink()
+        assert folder.config_path.exists() and loaded_step(folder) == 1
+    folder.remove()
+    assert not folder.path.exists()
+
+
 def test_folders_that_are_incomplete(folder: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no run folder at .*absent \(no config.yaml in it\)"):
         RunFolder(tmp_path / "absent").require()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,6 +49,19 @@ def test_a11_zeros_are_scored_like_any_code() -> None:
     model = wave_model()
     totals = evaluate(model, [np.zeros(37, dtype=np.uint8)])
     assert totals.count == 37 and math.isfinite(totals.nats) and totals.nats > 0
+
+
+def test_sums_are_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32 a sum beyond 2^24 would lose what is added to it one by one."""
+    model = text_model()
+
+    def nll(inputs: torch.Tensor, targets: torch.Tensor, state: Any, reset: Any) -> tuple[torch.Tensor, Any]:
+        nats = torch.where(targets >= 0, 1.0, 0.0)
+        nats[0, 0] = 2.0**25
+        return nats, state
+
+    monkeypatch.setattr(model, "nll", nll)
+    assert evaluate(model, [np.zeros(101, dtype=np.uint8)], lanes=1) == Totals(2.0**25 + 99, 100)
 
 
 def test_bits() -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from tests.tiny import wave_model
+from tests.tiny import NUMBERED, RELATIVE, text_model, wave_model
 from txl_audio.optim import OptimConfig
 
 
@@ -49,11 +49,28 @@ def test_matrices_decay_and_vectors_do_not() -> None:
     model = wave_model()
     decayed, free = OptimConfig(weight_decay=0.3).build(model).param_groups
     assert (decayed["weight_decay"], free["weight_decay"]) == (0.3, 0.0)
-    assert all(p.dim() >= 2 for p in decayed["params"]) and all(p.dim() < 2 for p in free["params"])
+    assert all(p.dim() >= 2 for p in decayed["params"])
     together = {id(p) for group in (decayed, free) for p in group["params"]}
     assert together == {id(p) for p in model.parameters()}
-    names = {name for name, p in model.named_parameters() if p.dim() < 2}
-    assert all(name.endswith(("bias", "norm.weight", "shared")) for name in names)
+    left = {id(p) for p in free["params"]}
+    assert left == {
+        id(p)
+        for name, p in model.named_parameters()
+        if p.dim() < 2 or name in ("core.positions.u", "core.positions.v")
+    }
+
+
+@pytest.mark.parametrize(
+    ("scheme", "free"),
+    [("untied", {"u", "v"}), ("shaw", {"u", "r", "b"}), ("alrfou", {"rows"}), ("absolute", set())],
+)
+def test_what_positions_learn_does_not_decay_unless_it_is_a_matrix(scheme: str, free: set[str]) -> None:
+    model = text_model(**{**RELATIVE, **NUMBERED}[scheme])
+    groups = OptimConfig().build(model).param_groups
+    names = {id(p): name.removeprefix("core.positions.") for name, p in model.named_parameters()}
+    decayed, left = ({names[id(p)] for p in group["params"]} for group in groups)
+    assert free <= left and not free & decayed
+    assert {f"keys.{i}.weight" for i in range(2)} <= decayed or scheme != "untied"
 
 
 def test_frozen_parameters_are_left_out() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,32 @@ def test_a_codec_that_is_not_known() -> None:
     fields: dict[str, Any] = {**spec.to_json(), "settings_hash": "another"}
     with pytest.raises(SpecError, match="settings_hash: .* != 'another'"):
         recipe.codec_of(type(spec).from_json(fields, origin="test"))
+
+
+def test_a_codec_is_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OtherConfig:
+        """Stands for a codec that somebody registered."""
+
+        def build(self, *, frame_samples: int) -> MuLawCodec:
+            codec = MuLawCodec(frame_samples)
+            codec.spec = replace(codec.spec, name="other")
+            return codec
+
+    spec = replace(MuLawCodec().spec, name="other")
+    with pytest.raises(SpecError, match="codec 'other', which is not known here; known: mulaw"):
+        recipe.codec_of(spec)
+    monkeypatch.setitem(recipe.CODECS, "other", OtherConfig)
+    assert recipe.codec_of(spec.framed(4)).spec == spec.framed(4)
+    model = parse(recipe.RunConfig, TINY).model.build(spec)
+    assert model.spec == spec.framed(4)
+
+
+def test_samples_that_the_embedding_would_miss() -> None:
+    with pytest.raises(
+        ConfigError, match=r"embedding.history_samples is 3, .* at least symbols_per_frame, 4"
+    ):
+        parse(recipe.RunConfig, TINY, ["model.embedding.history_samples=3"])
+    parse(recipe.RunConfig, TINY, ["model.embedding.history_samples=4"])
 
 
 @pytest.mark.parametrize("name", ["levels.wav", "levels.flac", "LEVELS.WAV", "levels.aiff"])

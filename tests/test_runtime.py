@@ -65,6 +65,33 @@ def test_autocast_sets_the_precision_of_products() -> None:
         runtime.autocast(cpu, "float16")  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.parametrize(("bfloat16", "expected"), [(2.0, "bfloat16"), (1.0, "float32"), (0.1, "float32")])
+def test_auto_precision_is_what_a_cpu_is_faster_with(
+    bfloat16: float, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rate(device: torch.device, dtype: torch.dtype, seconds: float) -> float:
+        assert device.type == "cpu" and seconds <= 0.1
+        return {torch.bfloat16: bfloat16, torch.float32: 1.0}[dtype]
+
+    monkeypatch.setattr(runtime, "matmul_flops", rate)
+    assert runtime.choose_precision("auto", torch.device("cpu")) == expected
+    assert runtime.choose_precision("bfloat16", torch.device("cpu")) == "bfloat16"
+    assert runtime.choose_precision("float32", torch.device("cpu")) == "float32"
+
+
+def test_auto_precision_asks_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, has = torch.device("cuda", 0), True
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *, including_emulation: has)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old GPU")
+    assert runtime.choose_precision("auto", gpu) == "bfloat16"
+    has = False
+    assert runtime.choose_precision("auto", gpu) == "float32"
+    with pytest.raises(
+        ConfigError, match="bfloat16 was asked for, but Old GPU has none; use precision float32"
+    ):
+        runtime.choose_precision("bfloat16", gpu)
+
+
 def test_seed_repeats_every_generator() -> None:
     runtime.seed_everything(7)
     first = draws()

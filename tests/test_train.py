@@ -21,7 +21,7 @@ from txl_audio.evaluate import evaluate
 from txl_audio.model.sequence import SequenceModel
 from txl_audio.report import Reporter
 from txl_audio.tokens import CheckpointError, ConfigError, DataError
-from txl_audio.train import TrainConfig, Trainer
+from txl_audio.train import DivergedError, TrainConfig, Trainer
 
 
 def documents(seed: int = 0) -> list[np.ndarray]:
@@ -109,9 +109,13 @@ def test_m14_stopping_changes_nothing(settings: dict[str, Any], tmp_path: Path) 
     assert torch.equal(a.inputs, b.inputs) and torch.equal(a.targets, b.targets)
 
 
-def test_m14_through_the_whole_loop(tmp_path: Path) -> None:
-    """`run` with validation and saving on the way, interrupted by Ctrl-C, against one that is not."""
-    settings = config(validate_every=3, save_every=2, sample_every=4)
+@pytest.mark.parametrize("log_every", [1, 3])
+def test_m14_through_the_whole_loop(log_every: int, tmp_path: Path) -> None:
+    """`run` with validation and saving on the way, interrupted by Ctrl-C, against one that is not.
+
+    It stops between two records: the next one is of the steps before and after.
+    """
+    settings = config(validate_every=3, save_every=2, sample_every=4, log_every=log_every)
 
     def interrupt(_model: SequenceModel, *, step: int) -> None:
         if step == 4:
@@ -145,7 +149,7 @@ def test_m14_through_the_whole_loop(tmp_path: Path) -> None:
 
     assert figures(tmp_path / "run") == figures(tmp_path / "whole")
     steps = [r["step"] for r in records(tmp_path / "run") if r["kind"] == "train"]
-    assert steps == list(range(1, 11))
+    assert steps == list(range(log_every, 11, log_every))
     last = records(tmp_path / "run")[-1]
     assert last["kind"] == "validation" and last["whole_split"]
     assert last["count"] == sum(len(d) for d in documents(1)[:2])
@@ -300,6 +304,15 @@ def test_resuming_with_other_batches_is_refused(
         trainer(tmp_path, config(**changes), seed=seed).resume()
 
 
+def test_resuming_with_other_data_is_refused(tmp_path: Path) -> None:
+    t = trainer(tmp_path, data_id="these")
+    t.step()
+    t.save()
+    with pytest.raises(CheckpointError, match=r"was trained on data 'these', got 'those'; resume with"):
+        trainer(tmp_path, data_id="those").resume()
+    trainer(tmp_path, data_id="these").resume()
+
+
 def test_resuming_another_model_is_refused(tmp_path: Path) -> None:
     t = trainer(tmp_path)
     t.step()
@@ -316,7 +329,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights(tmp_path: Path) 
     before = everything(t)
     with torch.no_grad():
         t.model.head.read.bias.fill_(float("nan"))
-    with pytest.raises(DataError, match="gradient is not finite at step 1; lower train.lr"):
+    with pytest.raises(DivergedError, match="gradient is not finite at step 1; lower train.lr"):
         t.step()
     after = everything(t)
     unchanged = [

@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,17 @@ from torch import Tensor, nn
 from txl_audio.tokens import CheckpointError, TokenSpec
 
 VERSION = 1
+
+_ENTRIES = (
+    "config.yaml",
+    "model.json",
+    "model.safetensors",
+    "state",
+    "state.old",
+    "metrics.jsonl",
+    "samples",
+)
+_ENTRY_PATTERNS = (*_ENTRIES, "events.*", *(f"{name}.new" for name in _ENTRIES))
 
 
 class RunFolder:
@@ -57,9 +69,20 @@ class RunFolder:
         write_atomically(self.config_path, config_yaml.encode())
 
     def remove(self) -> None:
-        """Deletes a run; a folder that is none is left alone."""
-        if self.config_path.exists():
-            shutil.rmtree(self.path)
+        """Deletes a run; a folder without one is left alone.
+
+        Raises CheckpointError where something lies in it that no run writes.
+        """
+        if not self.config_path.exists():
+            return
+        names = sorted(path.name for path in self.path.iterdir())
+        foreign = [name for name in names if not any(fnmatch(name, p) for p in _ENTRY_PATTERNS)]
+        if foreign:
+            raise CheckpointError(
+                f"{self.path} is not replaced: it holds {', '.join(foreign[:3])}, which no run writes; "
+                "move that away or choose another folder with out=DIR"
+            )
+        shutil.rmtree(self.path)
 
     def require(self) -> None:
         """Raises CheckpointError unless this is a run folder with weights."""
@@ -103,9 +126,16 @@ class RunFolder:
         _sync(self.path)
         shutil.rmtree(old, ignore_errors=True)
 
+    def has_state(self) -> bool:
+        """Whether there is something to resume."""
+        return self._state_folder() is not None
+
+    def _state_folder(self) -> Path | None:
+        return next((self.path / n for n in ("state", "state.old") if (self.path / n).is_dir()), None)
+
     def load_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What `save_state` was given. Raises CheckpointError where there is nothing to resume."""
-        folder = next((self.path / n for n in ("state", "state.old") if (self.path / n).is_dir()), None)
+        folder = self._state_folder()
         if folder is None:
             raise CheckpointError(
                 f"{self.path} has no saved training state to resume; start it again with --overwrite"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -69,6 +70,10 @@ def prepare(
     ] = None,
     root: Annotated[Path | None, typer.Option(help="Local copy of the known set.")] = None,
     download: Annotated[bool, typer.Option(help="Fetch the known set into --root first.")] = False,
+    subset: Annotated[
+        str | None,
+        typer.Option(help="Part of librispeech to fetch, besides dev-clean. [default: train-clean-100]"),
+    ] = None,
     split: Annotated[
         str | None,
         typer.Option(help="every-Nth, lists:DIR, official or all:NAME. [default: official, else every-20th]"),
@@ -79,6 +84,9 @@ def prepare(
     gain: Annotated[str, typer.Option(help="none, rms:DBFS or peak:DBFS.")] = "none",
     workers: Annotated[int | None, typer.Option(help="Processes. [default: by cores and files]")] = None,
     strict: Annotated[bool, typer.Option(help="Stop at the first file that cannot be used.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option(help="Replace shards in --out made of other files or with other settings.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Turn recordings into shards of symbols. Continues where an interrupted run stopped."""
@@ -89,11 +97,13 @@ def prepare(
         raise ConfigError("give either SOURCE or --dataset NAME with --root DIR")
     if dataset is not None and root is None:
         raise ConfigError(f"--dataset {dataset} needs --root DIR, the folder of its local copy")
+    if subset is not None and not download:
+        raise ConfigError("--subset says what to fetch; give it with --download")
     if download:
         if dataset is None or root is None:
             raise ConfigError("--download needs --dataset NAME and --root DIR")
         _say(f"downloading {dataset} into {root} ...")
-        datasets.download(dataset, root)
+        datasets.download(dataset, root, subset=subset)
     with _bar("preparing") as update:
         report = prepare_shards(
             dataset or source or "",
@@ -104,11 +114,14 @@ def prepare(
             gain=gain,
             workers=workers,
             strict=strict,
+            overwrite=overwrite,
             progress=lambda done, total, seconds: update(done, total, f"{_duration(seconds)} of audio"),
         )
     rejected = [{"source": item.source, "reason": item.reason} for item in report.rejected]
     for item in rejected:
         _say(f"left out {item['source']}: {item['reason']}")
+    for warning in report.warnings:
+        _say(f"warning: {warning}")
     figures = {
         "out": str(report.out),
         "documents": report.documents,
@@ -116,6 +129,7 @@ def prepare(
         "seconds": report.seconds,
         "clipped": report.clipped,
         "rejected": rejected,
+        "warnings": report.warnings,
         "unchanged": report.unchanged,
     }
     parts = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in report.seconds.items())
@@ -139,11 +153,10 @@ def train(
 ) -> None:
     """Train a model. Ctrl-C saves and stops; --resume continues."""
     from txl_audio import recipe
-    from txl_audio.config import load
 
-    run = load(recipe.RunConfig, config, overrides or [])
     if resume and overwrite:
         raise ConfigError("--resume continues a run and --overwrite replaces it; give one of them")
+    run = recipe.config_of_run(config, overrides or [], resume=resume)
     done = recipe.train(run, resume=resume, overwrite=overwrite)
     if not done:
         _say(f"saved; continue with: txl-audio train {run.folder}/config.yaml --resume")
@@ -237,14 +250,13 @@ def score(
         return
     codec = recipe.codec_for_sound(model.spec)
     scored: list[dict[str, Any]] = []
-    failed = 0
+    left_out: list[str] = []
     with _bar("scoring") as update:
         for done, path in enumerate(files or [], 1):
             try:
                 symbols = recipe.read_symbols(path, codec)
             except DataError as error:
-                console.print(f"left out {path}: {error}", soft_wrap=True)
-                failed += 1
+                left_out.append(str(error) if str(path) in str(error) else f"{path}: {error}")
                 continue
             nats = evaluation.score_document(model, symbols)
             totals = evaluation.Totals(nats.double().sum().item(), nats.numel())
@@ -257,9 +269,13 @@ def score(
                 }
             )
             update(done, len(files or []), "")
+    if not scored:
+        raise DataError("no file can be scored: " + "; ".join(left_out))
+    for reason in left_out:
+        _say(f"left out {reason}")
     lines = [f"{item['bits_per_sample']:.4f} bits per sample  {item['path']}" for item in scored]
     _tell({"files": scored}, "\n".join(lines), as_json)
-    if failed:
+    if left_out:
         raise typer.Exit(1)
 
 
@@ -286,7 +302,7 @@ def sample(
     as_json: Json = False,
 ) -> None:
     """Generate sound, with bounded memory, while it is heard: --raw | aplay -f S16_LE -r 16000."""
-    from txl_audio import recipe
+    from txl_audio import recipe, runtime
     from txl_audio.sampling.sampler import Filters
 
     if (out is None) == (not raw):
@@ -306,12 +322,19 @@ def sample(
     )
     rate, wanted = model.spec.sample_rate_hz, round(seconds * model.spec.sample_rate_hz)
     begun, first_chunk_s, made = time.perf_counter(), 0.0, 0
-    with recipe.sound_writer(out, rate) as write, _bar("sampling") as update:
+    power, clipped = 0.0, 0
+    with (
+        runtime.single_thread(next(model.parameters()).device),
+        recipe.sound_writer(out, rate) as write,
+        _bar("sampling") as update,
+    ):
         for chunk, generated in stream:
             write(chunk)
             if generated:
                 first_chunk_s = first_chunk_s or time.perf_counter() - begun
                 made += chunk.size
+                power += float((chunk**2).sum())
+                clipped += int((abs(chunk) >= 1).sum())
                 speed = made / rate / (time.perf_counter() - begun)
                 update(made, wanted, f"samples, {speed:.2f} x real time")
     wall_s = time.perf_counter() - begun
@@ -321,6 +344,8 @@ def sample(
         "wall_s": wall_s,
         "rtf": wall_s / max(1e-9, made / rate),
         "first_chunk_ms": 1000 * first_chunk_s,
+        "level_dbfs": 10 * math.log10(max(1e-12, power / max(1, made))),
+        "clipped_samples": clipped,
         "seed": seed,
         "backend": f"torch {next(model.parameters()).device}",
         "out": str(out) if out else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import UnionType
@@ -19,10 +20,13 @@ C = TypeVar("C", bound="Config")
 
 
 class Config(BaseModel):
-    """Base of every configuration class: frozen, unknown keys are errors, no silent conversions."""
+    """Base of every configuration class: frozen, unknown keys are errors, no silent conversions.
+
+    A whole number may stand for a float; true, "2" and 2.0 are no integers.
+    """
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=False, validate_default=True, allow_inf_nan=False
+        frozen=True, extra="forbid", strict=True, validate_default=True, allow_inf_nan=False
     )
 
     def to_yaml(self) -> str:
@@ -67,7 +71,8 @@ def parse(cls: type[C], text: str, overrides: Sequence[str] = (), *, origin: str
 def validate(cls: type[C], value: object, *, origin: str) -> C:
     """Builds `cls` from a plain mapping; raises ConfigError with one readable line per fault."""
     try:
-        return cls.model_validate(value)
+        # By way of JSON, where a strict model still takes a list for a tuple.
+        return cls.model_validate_json(json.dumps(value))
     except ValidationError as error:
         lines = [_explain(cls, dict(detail)) for detail in error.errors()]
         raise ConfigError(f"{origin}: " + "; ".join(dict.fromkeys(lines))) from error

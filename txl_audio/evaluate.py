@@ -13,7 +13,7 @@ from torch import Tensor
 from txl_audio import runtime
 from txl_audio.data.stream import Documents, TokenStream, document_frames
 from txl_audio.model.sequence import SequenceModel
-from txl_audio.tokens import DataError
+from txl_audio.tokens import IGNORE, DataError
 
 Progress = Callable[[int], None]
 
@@ -60,9 +60,9 @@ def evaluate(
     for batch in stream:
         batch = batch.to(device)
         with runtime.autocast(device, precision):
-            total, scored, state = model.loss(batch.inputs, batch.targets, state, batch.reset)
-        nats += total.double().item()
-        count += int(scored)
+            out, state = model.nll(batch.inputs, batch.targets, state, batch.reset)
+        nats += out.double().sum().item()
+        count += int((batch.targets != IGNORE).sum())
         if progress:
             progress(count)
         if limit is not None and count >= limit:

@@ -23,11 +23,17 @@ class OptimConfig(Config):
     clip: float = Field(default=1.0, gt=0)
 
     def build(self, model: nn.Module) -> torch.optim.AdamW:
-        """Decays what has two dimensions or more; biases, norms and other vectors stay as they are."""
-        parameters = [p for p in model.parameters() if p.requires_grad]
+        """Decays matrices; biases, norms and what positions learn beside matrices stay as they are."""
+        decayed: list[nn.Parameter] = []
+        free: list[nn.Parameter] = []
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                # u, v, r, b and rows of the position schemes are vectors, stacked by layer and head.
+                matrix = parameter.dim() >= 2 and not name.rpartition(".")[0].endswith("positions")
+                (decayed if matrix else free).append(parameter)
         groups = [
-            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": self.weight_decay},
-            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+            {"params": decayed, "weight_decay": self.weight_decay},
+            {"params": free, "weight_decay": 0.0},
         ]
         return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)
 

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import soundfile
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from txl_audio import cost, runtime
 from txl_audio.checkpoint import RunFolder, load_weights
-from txl_audio.codecs.mulaw import MuLawCodec, mulaw_decode
+from txl_audio.codecs import CODECS, MuLawCodec, WaveformCodec
 from txl_audio.config import Config, load
 from txl_audio.data.audio import load_audio
 from txl_audio.data.shards import Document, Shards
 from txl_audio.interop import read_folder
-from txl_audio.model.embeddings import EmbeddingConfig
+from txl_audio.model.embeddings import EmbeddingConfig, SampleEmbeddingConfig
 from txl_audio.model.heads import HeadConfig
 from txl_audio.model.sequence import SequenceModel
 from txl_audio.model.transformer import CoreConfig
@@ -42,12 +45,21 @@ class ModelConfig(Config):
     core: CoreConfig
     head: HeadConfig
 
+    @model_validator(mode="after")
+    def _check(self) -> ModelConfig:
+        seen = self.embedding.history_samples if isinstance(self.embedding, SampleEmbeddingConfig) else None
+        if seen is not None and seen < self.symbols_per_frame:
+            raise ValueError(
+                f"embedding.history_samples is {seen}, so the model would miss samples of its frames; "
+                f"expected at least symbols_per_frame, {self.symbols_per_frame}"
+            )
+        return self
+
     def build(self, spec: TokenSpec) -> SequenceModel:
         """The model for symbols of `spec` (of any frame size, where it is a waveform)."""
         spec = spec.framed(self.symbols_per_frame)
         levels = edges = None
-        if spec.modality == "waveform":
-            codec = codec_of(spec)
+        if spec.modality == "waveform" and isinstance(codec := codec_of(spec), WaveformCodec):
             levels, edges = codec.levels, codec.edges
         embedding = self.embedding.build(spec, self.core.d_model, levels)
         head = self.head.build(spec, self.core.d_model, embedding, levels, edges)
@@ -55,14 +67,17 @@ class ModelConfig(Config):
 
 
 class RunConfig(Config):
-    """A whole run. `data` is a folder of shards; `out` the run folder (default runs/NAME)."""
+    """A whole run. `data` is a folder of shards; `out` the run folder (default runs/NAME).
+
+    precision: of matrix products; `auto` is what this machine is faster with, and a run keeps it.
+    """
 
     name: str
     out: str | None = None
     data: str | None = None
     seed: int = Field(default=0, ge=0, lt=2**32)
     device: str = "auto"
-    precision: runtime.Precision = "bfloat16"
+    precision: Literal["auto"] | runtime.Precision = "auto"
     model: ModelConfig
     train: TrainConfig = TrainConfig()
 
@@ -89,11 +104,22 @@ class SplitDocuments:
         """Symbols in the split."""
         return sum(d.frames for d in self.documents) * self.shards.spec.symbols_per_frame
 
+    @property
+    def data_id(self) -> str:
+        """Hash of which symbols these are and of their order, from the index."""
+        facts = [(d.id, d.frames, d.sha256, d.gain, d.trim) for d in self.documents]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
-def codec_of(spec: TokenSpec) -> MuLawCodec:
-    """The codec that made a waveform's symbols. Raises SpecError for one that is not known."""
-    codec = MuLawCodec(spec.symbols_per_frame)
-    codec.spec.require(spec, here="the mu-law codec", there="the model or data")
+
+def codec_of(spec: TokenSpec) -> Codec:
+    """The codec that made a stream's symbols. Raises SpecError for one that is not known."""
+    if spec.name not in CODECS:
+        raise SpecError(
+            f"the model or data holds symbols of the codec {spec.name!r}, which is not known here; "
+            f"known: {', '.join(sorted(CODECS))}"
+        )
+    codec = CODECS[spec.name]().build(frame_samples=spec.symbols_per_frame)
+    codec.spec.require(spec, here=f"the codec {spec.name}", there="the model or data")
     return codec
 
 
@@ -142,38 +168,35 @@ def train(config: RunConfig, *, resume: bool = False, overwrite: bool = False) -
         raise ConfigError("training needs data; set data=DIR to a folder made by `txl-audio prepare`")
     shards = Shards.open(config.data)
     device = runtime.device(config.device)
-    model = new_model(config, shards.spec).to(device)
     folder = RunFolder(config.folder)
+    saved = _run_to_resume(folder, config) if resume else None
+    wanted = saved.precision if saved and config.precision == "auto" else config.precision
+    precision = runtime.choose_precision(wanted, device)
+    config = config.model_copy(update={"precision": precision})
+    model = new_model(config, shards.spec).to(device)
+    documents = SplitDocuments(shards, "train")
     trainer = Trainer(
         model,
         config.train,
-        train=SplitDocuments(shards, "train"),
+        train=documents,
         valid=SplitDocuments(shards, "val"),
         folder=folder,
         seed=config.seed,
-        precision=config.precision,
+        precision=precision,
+        data_id=documents.data_id,
     )
     # Both draw random numbers, so they come before the random state is restored.
-    flops = cost.training_flops_per_symbol(model, lanes=config.train.lanes, segment_len=trainer.segment_len)
-    dtype = torch.bfloat16 if config.precision == "bfloat16" else torch.float32
-    machine_flops = runtime.matmul_flops(device, dtype)
+    flops = cost.training_flops_per_symbol(
+        model, lanes=config.train.lanes, segment_len=trainer.segment_len, precision=precision
+    )
+    machine_flops = runtime.matmul_flops(device, getattr(torch, precision))
     if resume:
-        if not folder.config_path.is_file():
-            raise CheckpointError(
-                f"no run to resume at {folder.path}; train it without --resume, or set out=DIR"
-            )
-        saved = load(RunConfig, folder.config_path)
-        if saved.model != config.model:
-            raise CheckpointError(
-                f"{folder.path} holds another model than the config describes; resume with "
-                f"`txl-audio train {folder.config_path} --resume`"
-            )
         trainer.resume()
         model.spec.require(folder.spec(), here=f"the data {config.data}", there=f"the run {folder.path}")
         folder.save_config(config.to_yaml())
     else:
         if overwrite:
-            folder.remove()
+            _remove_run(folder)
         folder.create(config.to_yaml())
     with Reporter(
         folder.path,
@@ -191,6 +214,45 @@ def train(config: RunConfig, *, resume: bool = False, overwrite: bool = False) -
                 writer=reporter.writer,
             )
         return trainer.run(reporter)
+
+
+def config_of_run(path: str | Path, overrides: Sequence[str], *, resume: bool) -> RunConfig:
+    """The config that `train` is called with. Raises ConfigError.
+
+    A run's own config continues the run that it lies in, wherever that was moved to.
+    """
+    config, folder = load(RunConfig, path, overrides), RunFolder(Path(path).parent)
+    if resume and folder.config_path == Path(path) and folder.has_state():
+        moved = folder.path.resolve() != config.folder.resolve()
+        if moved and not any(override.startswith("out=") for override in overrides):
+            return config.model_copy(update={"out": str(folder.path)})
+    return config
+
+
+def _run_to_resume(folder: RunFolder, config: RunConfig) -> RunConfig:
+    """The config of the run in `folder`; CheckpointError where `config` is of another model."""
+    if not folder.config_path.is_file():
+        raise CheckpointError(f"no run to resume at {folder.path}; train it without --resume, or set out=DIR")
+    saved = load(RunConfig, folder.config_path)
+    if saved.model != config.model:
+        raise CheckpointError(
+            f"{folder.path} holds another model than the config describes; resume with "
+            f"`txl-audio train {folder.config_path} --resume`"
+        )
+    return saved
+
+
+def _remove_run(folder: RunFolder) -> None:
+    """Deletes a run; CheckpointError where the folder is anything else."""
+    try:
+        if folder.config_path.exists():
+            load(RunConfig, folder.config_path)
+    except ConfigError as error:
+        raise CheckpointError(
+            f"{folder.path} is not replaced: its config.yaml is of no run ({error}); move the folder away "
+            "or choose another with out=DIR"
+        ) from error
+    folder.remove()
 
 
 def describe(target: str | Path, overrides: Sequence[str] = ()) -> SequenceModel:
@@ -276,7 +338,8 @@ def sound(
 
     def chunks() -> Iterator[tuple[np.ndarray, bool]]:
         if with_prompt and symbols is not None:
-            yield mulaw_decode(symbols), False
+            whole = codec_for_sound(model.spec.framed(1))
+            yield whole.decode(torch.from_numpy(symbols)[None, :, None])[0].numpy(), False
         line = None if symbols is None else torch.from_numpy(symbols)[None]
         sampler = Sampler(model, prompt=line, filters=filters, seed=seed)
         for chunk in sampler.pcm(codec, samples=round(seconds * rate)):

@@ -23,7 +23,11 @@ from txl_audio.model.memory import Memory
 from txl_audio.model.sequence import SequenceModel, SequenceState
 from txl_audio.optim import OptimConfig
 from txl_audio.report import Reporter
-from txl_audio.tokens import CheckpointError, ConfigError, DataError
+from txl_audio.tokens import CheckpointError, ConfigError, TxlError
+
+
+class DivergedError(TxlError):
+    """A training whose gradient is no longer finite."""
 
 
 class TrainConfig(OptimConfig):
@@ -64,6 +68,7 @@ class Trainer:
     """Trains one model on one stream; `run` does all of it.
 
     Args:
+        data_id: identity of the training documents; a resume with another is refused.
         sample: called as `sample(model, step=...)` to make and file a sample; None for streams without.
     """
 
@@ -77,6 +82,7 @@ class Trainer:
         folder: RunFolder,
         seed: int,
         precision: runtime.Precision,
+        data_id: str = "",
         sample: Callable[..., None] | None = None,
     ) -> None:
         if config.steps is None and config.minutes is None:
@@ -90,7 +96,7 @@ class Trainer:
             )
         self.model, self.config, self.folder = model, config, folder
         self.precision: runtime.Precision = precision
-        self.valid, self.sample, self.seed = valid, sample, seed
+        self.valid, self.sample, self.seed, self.data_id = valid, sample, seed, data_id
         self.device = next(model.parameters()).device
         self.stream = TokenStream(
             train, model.spec, lanes=config.lanes, segment_len=self.segment_len, seed=seed, epochs=None
@@ -101,6 +107,8 @@ class Trainer:
             AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema)) if config.ema else None
         )
         self.at = Position()
+        # Since the last record.
+        self.totals = Totals(0.0, 0)
         if config.compile:
             model.core.compile()
 
@@ -133,7 +141,7 @@ class Trainer:
                 parameter.grad /= max(1, count)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
         if not torch.isfinite(norm):
-            raise DataError(
+            raise DivergedError(
                 f"the gradient is not finite at step {self.at.step}; lower train.lr or look at the data. "
                 "The last checkpoint is intact"
             )
@@ -152,18 +160,18 @@ class Trainer:
 
     def run(self, reporter: Reporter) -> bool:
         """Trains to the end of the budget; false where it was interrupted (and saved)."""
-        c, recent, since = self.config, Totals(0.0, 0), time.perf_counter()
+        c, since = self.config, time.perf_counter()
         with interruptions() as interrupted:
             while self.progress() < 1 and not interrupted():
                 totals, norm = self.step()
                 now = time.perf_counter()
                 self.at.seconds, since = self.at.seconds + now - since, now
-                recent = Totals(recent.nats + totals.nats, recent.count + totals.count)
+                self.totals = Totals(self.totals.nats + totals.nats, self.totals.count + totals.count)
                 reporter.step(self.at.step, self.at.symbols, self.at.seconds, self.progress(), totals)
                 if self.at.step % c.log_every == 0:
                     rate = self.optimiser.param_groups[0]["lr"]
-                    reporter.train(asdict(self.at), recent, gradient_norm=norm, lr=rate)
-                    recent = Totals(0.0, 0)
+                    reporter.train(asdict(self.at), self.totals, gradient_norm=norm, lr=rate)
+                    self.totals = Totals(0.0, 0)
                 ended = self.progress() >= 1
                 if self.at.step % c.validate_every == 0 and not ended:
                     self._validate(reporter, c.validate_symbols)
@@ -204,6 +212,8 @@ class Trainer:
         tensors |= {f"random.{name}": random.pop(name) for name in ("torch", "cuda") if name in random}
         values = {
             "at": asdict(self.at),
+            "totals": asdict(self.totals),
+            "data_id": self.data_id,
             "stream": self.stream.state_dict(),
             "random": random,
             "config": self.config.model_dump(mode="json"),
@@ -226,6 +236,11 @@ class Trainer:
                 f"{self.folder.path} was trained with seed={values['seed']}, got {self.seed}; "
                 "resume with the same or start a new run"
             )
+        if values["data_id"] != self.data_id:
+            raise CheckpointError(
+                f"{self.folder.path} was trained on data {values['data_id']!r}, got {self.data_id!r}; "
+                "resume with the data it was started with or start a new run"
+            )
         load_weights(self.model, _under("model.", tensors), origin=str(self.folder.path))
         if self.average is not None:
             self.average.load_state_dict(_under("average.", tensors))
@@ -238,7 +253,7 @@ class Trainer:
         hidden = tuple(tensors[f"memory.{i}"].to(self.device) for i in range(len(self.state.memory.hidden)))
         memory = Memory(hidden, tensors["valid"].to(self.device))
         self.state = SequenceState(memory, tensors["recent"].to(self.device))
-        self.at = Position(**values["at"])
+        self.at, self.totals = Position(**values["at"]), Totals(**values["totals"])
         self.stream.load_state_dict(values["stream"])
         runtime.set_rng_state({**values["random"], **_under("random.", tensors)})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -45,6 +46,16 @@ def test_folders_give_relative_ids(tmp_path: Path) -> None:
         ("c.x", "c.x.wav"),
     ]
     assert found[2].path == tmp_path / "b" / "1.wav"
+
+
+@pytest.mark.parametrize("also", [(), ("a.flac",), ("a.wav.wav.wav",), ("a.flac", "a.flac.wav")])
+def test_ids_never_collide(tmp_path: Path, also: tuple[str, ...]) -> None:
+    tree(tmp_path, "a.wav", "a.wav.wav", *also)
+    found = find_recordings(tmp_path)
+    ids = [r.id for r in found]
+    assert len(set(ids)) == len(found) == 2 + len(also)
+    assert {r.id for r in found} >= {"a.wav.wav"}
+    assert sum(r.split == "val" for r in assign_splits(found, None)[0]) == 1
 
 
 def test_sources_that_are_none(tmp_path: Path) -> None:
@@ -138,18 +149,18 @@ def test_data_sets_without_splits(tmp_path: Path, name: str, files: list[str], i
 
 
 @pytest.mark.parametrize("above", ["", "recordings", "flac"])
-def test_fsdd_tests_on_takes_0_to_4(tmp_path: Path, above: str) -> None:
-    names = [f"{digit}_theo_{take}.wav" for digit in (0, 9) for take in (0, 4, 5, 49)]
+def test_fsdd_goes_by_take(tmp_path: Path, above: str) -> None:
+    names = [f"{digit}_theo_{take}.wav" for digit in (0, 9) for take in (0, 4, 5, 9, 10, 49)]
     tree(tmp_path / above, *names, "noise.wav")
     found = splits(find_recordings("fsdd", root=tmp_path))
-    assert len(found) == 8
-    assert [k for k, v in found.items() if v == "test"] == ["0_theo_0", "0_theo_4", "9_theo_0", "9_theo_4"]
+    expected = {"test": (0, 4), "val": (5, 9), "train": (10, 49)}
+    assert found == {f"{d}_theo_{t}": name for name, takes in expected.items() for d in (0, 9) for t in takes}
 
 
 def test_the_real_fsdd(shared: Path) -> None:
     found = find_recordings("fsdd", root=shared / "data" / "fsdd_8k")
     assert len(found) == 3000
-    assert list(splits(found).values()).count("test") == 300
+    assert Counter(splits(found).values()) == {"test": 300, "val": 300, "train": 2400}
 
 
 def test_every_nth_goes_by_base_name() -> None:
@@ -162,6 +173,7 @@ def test_every_nth_goes_by_base_name() -> None:
     assert sorted(number[r.id] for r in assigned if r.split == "test") == [10, 30, 50, 70, 90]
     assert sum(r.split == "train" for r in assigned) == 90
     assert [r.id for r in assigned] == [r.id for r in recordings]
+    assert [r.split for r in assign_splits(recordings[:1], None)[0]] == ["val"]
     third = [r.split for r in assign_splits(recordings[:4], "every-3rd")[0]]
     assert sorted(map(str, third)) == ["test", "train", "val", "val"]
 
@@ -275,12 +287,19 @@ def test_downloads_go_through_torchaudio(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "torchaudio", torchaudio)
     monkeypatch.setitem(sys.modules, "torchaudio.datasets", datasets)
     root = tmp_path / "new"
-    assert download("librispeech", root, subset="dev-clean") == root
+    assert download("librispeech", root) == root
+    download("librispeech", root, subset="train-clean-360")
+    download("librispeech", root, subset="dev-clean")
     download("sc09", root)
     assert calls == [
-        ("LIBRISPEECH", root, {"download": True, "url": "dev-clean"}),
+        *(
+            ("LIBRISPEECH", root, {"download": True, "url": part})
+            for part in ("train-clean-100", "dev-clean", "train-clean-360", "dev-clean", "dev-clean")
+        ),
         ("SPEECHCOMMANDS", root, {"download": True}),
     ]
+    with pytest.raises(ConfigError, match="ljspeech is downloaded whole, got the subset 'dev-clean'"):
+        download("ljspeech", root, subset="dev-clean")
     assert root.is_dir()
     with pytest.raises(DataError, match=r"yesno could not be downloaded .*HTTP 503"):
         download("yesno", root)
@@ -291,7 +310,10 @@ def test_downloads_go_through_torchaudio(tmp_path: Path, monkeypatch: pytest.Mon
         download("ljspeech", root)
 
 
-def test_torchaudio_has_the_classes() -> None:
+def test_torchaudio_has_the_classes_and_subsets(tmp_path: Path) -> None:
     datasets = pytest.importorskip("torchaudio.datasets")
+    for subset in DATASETS["librispeech"].subsets:
+        with pytest.raises(RuntimeError, match="not found"):  # and not that the subset is unknown
+            datasets.LIBRISPEECH(tmp_path, url=subset, download=False)
     for name, dataset in DATASETS.items():
         assert dataset.torchaudio is None or hasattr(datasets, dataset.torchaudio), name

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
 
 from tests.data.test_audio import bad_files, sine
+from txl_audio import cli
 from txl_audio.codecs import MuLawCodec
 from txl_audio.codecs.mulaw import mulaw_encode
-from txl_audio.data import audio
+from txl_audio.data import audio, datasets
 from txl_audio.data import prepare as prepare_module
 from txl_audio.data.prepare import MANIFEST_FILE, REJECTED_FILE, prepare
 from txl_audio.data.shards import Shards
@@ -132,7 +136,126 @@ def test_the_same_call_again_does_nothing(
     soundfile.write(folder / "00.wav", sine(500), 16_000)
     assert not prepare(folder, out).unchanged
     assert Shards.open(out).documents[0].frames == 500
-    assert not prepare(folder, out, trim_db=40).unchanged
+    assert not prepare(folder, out, trim_db=40, overwrite=True).unchanged
+
+
+def test_another_set_is_replaced_only_when_asked(folder: Path, tmp_path: Path) -> None:
+    out, other = tmp_path / "out", tmp_path / "other"
+    other.mkdir()
+    soundfile.write(other / "00.wav", sine(123), 16_000)
+    prepare(folder, out)
+    before = content(out)
+    holds = f"{out} holds shards of {folder}, .*{{}} now; choose another --out, or .*--overwrite"
+    with pytest.raises(DataError, match=holds.format(other)):
+        prepare(other, out)
+    others: list[dict[str, Any]] = [{"gain": "peak:-1"}, {"split": "every-5th"}, {"trim_db": 40}]
+    for settings in others:
+        with pytest.raises(DataError, match=holds.format(folder)):
+            prepare(folder, out, **settings)
+    soundfile.write(folder / "new.wav", sine(300), 16_000)
+    with pytest.raises(DataError, match=holds.format(folder)):  # its splits would move
+        prepare(folder, out)
+    assert content(out) == before and not (tmp_path / "out.partial").exists()
+    assert prepare(other, out, overwrite=True).documents == 1
+    assert prepare(other, out).unchanged
+    (out / REJECTED_FILE).unlink()
+    with pytest.raises(DataError, match="holds shards of unknown origin"):
+        prepare(other, out)
+
+
+def test_the_same_files_made_again_are_the_same_set(folder: Path, tmp_path: Path) -> None:
+    prepare(folder, tmp_path / "out")
+    before = (tmp_path / "out" / "tokens.bin").read_bytes()
+    for path in folder.iterdir():
+        os.utime(path, (1, 1))
+    assert not prepare(folder, tmp_path / "out").unchanged
+    assert (tmp_path / "out" / "tokens.bin").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("files", "rule", "warning"),
+    [
+        (12, "every-20th", None),
+        (2, "every-20th", None),
+        (1, "every-20th", "no `train` documents, .* every-20th needs more recordings"),
+        (3, "all:train", "no `val` documents, .* --split every-20th would"),
+        (3, "all:test", "no `train` and no `val` documents, .* --split every-20th would"),
+    ],
+)
+def test_splits_that_training_lacks_are_named(
+    folder: Path, tmp_path: Path, files: int, rule: str, warning: str | None
+) -> None:
+    for path in sorted(folder.iterdir())[files:]:
+        path.unlink()
+    reports = [prepare(folder, tmp_path / "out", split=rule) for _ in range(2)]
+    assert reports[1].unchanged and reports[0].warnings == reports[1].warnings
+    assert [re.match(str(warning), said) is not None for said in reports[0].warnings] == [True] * bool(
+        warning
+    )
+
+
+def test_the_verb_warns_overwrites_and_passes_the_subset(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def verb(*words: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["prepare", "--out", str(tmp_path / "out"), "--json", *map(str, words)])
+        said = capsys.readouterr()
+        return int(stop.value.code or 0), said.out, said.err
+
+    code, out, err = verb(folder, "--split", "all:train")
+    assert code == 0 and "warning: no `val` documents" in err and "--split every-20th" in err
+    assert len(json.loads(out)["warnings"]) == 1
+    code, out, err = verb(folder)
+    assert (code, out) == (1, "") and "--overwrite" in err
+    code, out, err = verb(folder, "--overwrite")
+    assert code == 0 and json.loads(out)["warnings"] == [] and "warning" not in err
+
+    fetched: list[tuple[object, ...]] = []
+    monkeypatch.setattr(datasets, "download", lambda name, root, *, subset: fetched.append((name, subset)))
+    known = ("--dataset", "librispeech", "--root", tmp_path / "absent")
+    assert verb(*known, "--subset", "train-clean-360")[0] == 2 and not fetched
+    assert verb(*known, "--download", "--subset", "train-clean-360")[0] == 1  # nothing came
+    assert fetched == [("librispeech", "train-clean-360")]
+
+
+def test_a_close_that_was_stopped_is_finished_by_the_same_call(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(self: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "rename", stop)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(folder, tmp_path / "out")
+    monkeypatch.undo()
+    assert prepare(folder, tmp_path / "out").unchanged
+    prepare(folder, tmp_path / "whole")
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
+
+
+def test_continuing_leaves_the_manifest_as_it_was(folder: Path, tmp_path: Path) -> None:
+    """Killed while it continues, after a manifest line whose document was not written."""
+
+    def stop(done: int, total: int, seconds: float) -> None:
+        if done >= 4:
+            raise KeyboardInterrupt
+
+    manifest = tmp_path / "out.partial" / MANIFEST_FILE
+    with pytest.raises(KeyboardInterrupt):
+        prepare(folder, tmp_path / "out", progress=stop)
+    inode = manifest.stat().st_ino
+    manifest.write_bytes(manifest.read_bytes() + b'{"id": "05", "sou')
+    for lines in (5, 6):
+        with pytest.raises(KeyboardInterrupt):
+            prepare(folder, tmp_path / "out", progress=stop)
+        assert [json.loads(line)["id"] for line in manifest.read_text().splitlines()] == [
+            f"{i:02d}" for i in range(lines)
+        ]
+        assert manifest.stat().st_ino == inode
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+    with pytest.raises(DataError, match="damaged; delete it and prepare again"):
+        prepare(folder, tmp_path / "out")
 
 
 def test_bad_files_are_listed_with_reasons(folder: Path, tmp_path: Path) -> None:  # A14
@@ -192,9 +315,11 @@ def test_the_manifest_says_what_the_loader_gives(folder: Path, tmp_path: Path) -
     stereo = np.stack([sine(400), sine(400)], axis=1)
     soundfile.write(folder / "stereo.wav", stereo, 16_000)
     prepare(folder, tmp_path / "out", trim_db=10)
+    fields = {"id", "sources", "sampling_rate", "num_samples", "duration", "transforms"}
     lines = (tmp_path / "out" / MANIFEST_FILE).read_text().splitlines()
     items = {item["id"]: item for item in map(json.loads, lines)}
     for item in items.values():
+        assert set(item) <= fields  # Lhotse's Recording(**item) takes no others
         path = item["sources"][0]["source"]
         assert item["num_samples"] == len(audio.load_audio(path)) and item["sampling_rate"] == 16_000
         assert item["duration"] == item["num_samples"] / 16_000
@@ -206,13 +331,19 @@ def test_the_manifest_says_what_the_loader_gives(folder: Path, tmp_path: Path) -
 
 def test_a_manifest_prepares_the_same_symbols(folder: Path, tmp_path: Path) -> None:
     bad_files(folder)
-    first = prepare(folder, tmp_path / "first")
+    prepare(folder, tmp_path / "first", split="all:train")
     second = prepare(tmp_path / "first" / MANIFEST_FILE, tmp_path / "second")
-    assert second.rejected == () and second.seconds == first.seconds
+    assert second.rejected == () and second.documents == 12
     a, b = Shards.open(tmp_path / "first"), Shards.open(tmp_path / "second")
     assert (a.path / "tokens.bin").read_bytes() == (b.path / "tokens.bin").read_bytes()
-    assert [(d.id, d.split) for d in a.documents] == [(d.id, d.split) for d in b.documents]
-    assert b.preparation["split"] == "official"
+    assert [d.id for d in a.documents] == [d.id for d in b.documents]
+    assert (b.preparation["split"], b.splits) == ("every-20th", {"val": 1, "train": 10, "test": 1})
+    lines = (tmp_path / "first" / MANIFEST_FILE).read_text().splitlines()
+    split = [json.dumps(json.loads(line) | {"split": "val"}) for line in lines]
+    (tmp_path / "own.jsonl").write_text("\n".join(split))
+    prepare(tmp_path / "own.jsonl", tmp_path / "third")
+    c = Shards.open(tmp_path / "third")
+    assert (c.preparation["split"], c.splits) == ("official", {"val": 12})
 
 
 def test_a_manifest_that_is_wrong_about_a_file(folder: Path, tmp_path: Path) -> None:
@@ -261,7 +392,7 @@ def test_real_speech(shared: Path, tmp_path: Path) -> None:
         (fsdd / f"{name}.flac").symlink_to(shared / "data" / "fsdd_8k" / "flac" / f"{name}.flac")
     prepare("fsdd", tmp_path / "digits", root=fsdd)
     digits = Shards.open(tmp_path / "digits")
-    assert digits.splits == {"test": 1, "train": 1}
+    assert digits.splits == {"test": 1, "val": 1}
     for document in digits.documents:
         assert document.sample_rate_hz == 8000
         samples = soundfile.info(fsdd / document.source).frames

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txl_audio.codecs import MuLawCodec
-from txl_audio.data.shards import Shards, ShardWriter, symbol_dtype
+from txl_audio.data.shards import Shards, ShardWriter, finish_interrupted, symbol_dtype
 from txl_audio.tokens import DataError, SpecError, TokenSpec
 
 SPEC = MuLawCodec().spec
@@ -191,7 +191,7 @@ def test_nothing_appears_before_everything_is_written(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists() and not (tmp_path / "none.partial").exists()
 
 
-@pytest.mark.parametrize("cut", ["nothing", "journal line", "symbols", "extra symbols"])
+@pytest.mark.parametrize("cut", ["nothing", "journal line", "journal newline", "symbols", "extra symbols"])
 def test_an_interrupted_write_continues(tmp_path: Path, cut: str) -> None:
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
@@ -199,13 +199,15 @@ def test_an_interrupted_write_continues(tmp_path: Path, cut: str) -> None:
     journal, tokens = (tmp_path / "out.partial" / name for name in ("documents.jsonl", "tokens.bin"))
     if cut == "journal line":
         journal.write_bytes(journal.read_bytes()[:-9])
+    elif cut == "journal newline":
+        journal.write_bytes(journal.read_bytes()[:-1])
     elif cut == "symbols":
         tokens.write_bytes(tokens.read_bytes()[:-1])
     elif cut == "extra symbols":
         tokens.write_bytes(tokens.read_bytes() + b"\7\7")
     with ShardWriter(out, spec=SPEC, preparation={}, resume_key="same") as writer:
         done = [document.id for document in writer.documents]
-        assert done == (["a"] if cut in ("journal line", "symbols") else ["a", "b"])
+        assert done == (["a", "b"] if cut in ("nothing", "extra symbols") else ["a"])
         if "b" not in done:
             writer.append(np.array([3]), id="b", split="train", source="b", sha256="")
         writer.append(np.array([4]), id="c", split="train", source="c", sha256="")
@@ -223,3 +225,61 @@ def test_another_write_starts_anew(tmp_path: Path, first: str | None, second: st
         writer.append(np.array([9]), id="a", split="train", source="a", sha256="")
     shards = Shards.open(tmp_path / "out")
     assert [shards.symbols(d).ravel().tolist() for d in shards.documents] == [[9]]
+
+
+def test_continuing_never_leaves_less_than_was_there(tmp_path: Path) -> None:
+    """Killed again right after it began to continue: the journal still has every document."""
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(tmp_path / "out", "same")
+    journal = tmp_path / "out.partial" / "documents.jsonl"
+    before = journal.read_bytes()
+    inode = journal.stat().st_ino
+    for _ in range(3):
+        writer = ShardWriter(tmp_path / "out", spec=SPEC, preparation={}, resume_key="same")
+        assert journal.read_bytes() == before and journal.stat().st_ino == inode
+        assert len(writer.documents) == 2
+        writer.abandon()
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize(("older", "renames"), [(False, 0), (True, 0), (True, 1)])
+def test_an_interrupted_close_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, older: bool, renames: int
+) -> None:
+    """Killed before or between its renames: the finished symbols are put in place by the next writer."""
+    out = tmp_path / "out"
+    if older:
+        write(out, 9)
+    rename, done = Path.rename, []
+
+    def stop(self: Path, target: Path) -> Path:
+        if len(done) == renames:
+            raise Killed
+        done.append(self)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", stop)
+    with pytest.raises(Killed):
+        write(out, 7)
+    monkeypatch.undo()
+    assert out.exists() == (older and renames == 0)
+    if not out.exists():
+        with pytest.raises(DataError, match=r"run prepare again to finish .*out\.partial"):
+            Shards.open(out)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(out, None)
+    assert Shards.open(out).documents[0].frames == 7
+    write(out, 5)
+    assert Shards.open(out).documents[0].frames == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_folder_deleted_by_half_is_not_put_in_place(tmp_path: Path) -> None:
+    write(tmp_path / "out", 9)
+    write(tmp_path / "out.partial", 7)
+    (tmp_path / "out.partial" / "tokens.bin").write_bytes(b"")
+    finish_interrupted(tmp_path / "out")
+    assert Shards.open(tmp_path / "out").documents[0].frames == 9

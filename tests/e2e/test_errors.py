@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import soundfile
 from tests.e2e.conftest import Workspace
 from tests.e2e.harness import run, text_run, tree
 from txl_audio.cli import main
-from txl_audio.tokens import CheckpointError
+from txl_audio.tokens import CheckpointError, ConfigError
 
 
 @pytest.mark.parametrize(
@@ -62,11 +64,54 @@ def test_a_run_is_not_overwritten_by_accident(workspace: Workspace, unchanged: C
 
 
 def test_overwriting_replaces_the_run(workspace: Workspace) -> None:
-    out, first = workspace.train("twice", "train.steps=1")
+    out, first = workspace.train("twice", "train.steps=1", "train.sample_every=1")
     (out / "samples" / "old.wav").write_bytes(b"")
-    _, second = workspace.train("twice", "train.steps=2", "--overwrite")
+    _, second = workspace.train("twice", "train.steps=2", "train.sample_every=2", "--overwrite")
     assert (first.code, second.code) == (0, 0)
     assert "samples/old.wav" not in tree(out) and "samples/step_2.wav" in tree(out)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.yaml", "site: my homepage\n", "its config.yaml is of no run"),
+        ("thesis.tex", "precious", "it holds thesis.tex, which no run writes"),
+    ],
+)
+def test_overwriting_spares_what_is_no_run(
+    workspace: Workspace, tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    out = shutil.copytree(workspace.run, tmp_path / "out")
+    (out / name).write_text(content)
+    before = tree(out)
+    _, result = workspace.train("refused", f"out={out}", "--overwrite")
+    assert result.code == 1 and message in result.error
+    assert tree(out) == before
+
+
+def test_a_precision_that_cannot_be_had_deletes_nothing(
+    workspace: Workspace, unchanged: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ConfigError("precision bfloat16 was asked for, but this GPU has none")
+
+    monkeypatch.setattr("txl_audio.runtime.autocast", refuse)
+    _, result = workspace.train("run", "precision=bfloat16", "--overwrite")
+    assert result.code == 2 and "this GPU has none" in result.error
+    assert unchanged()
+
+
+def test_resuming_with_other_data(
+    workspace: Workspace, tmp_path: Path, unchanged: Callable[[], bool]
+) -> None:
+    """The same number of documents, of the same lengths, with other sound."""
+    source = shutil.copytree(workspace.source, tmp_path / "wav")
+    for path in source.glob("?.wav"):
+        soundfile.write(path, -soundfile.read(path)[0], 16_000)
+    run("prepare", source, "--out", tmp_path / "data", "--split", "every-3rd")
+    _, result = workspace.train("run", f"data={tmp_path / 'data'}", "train.sample_every=2", "--resume")
+    assert result.code == 1 and "was trained on data" in result.error
+    assert unchanged()
 
 
 @pytest.mark.parametrize(
@@ -148,6 +193,10 @@ def test_a_prompt_that_cannot_be_used(workspace: Workspace, tmp_path: Path, kind
     assert out.read_bytes() == b"precious"
     assert {p.name for p in tmp_path.iterdir()} <= {"out.wav", prompt.name}
     assert str(prompt) in run("score", workspace.run, prompt).error
+    # Beside a good file it is named, and the good one is scored.
+    result = run("score", workspace.run, prompt, workspace.source / "0.wav", "--json")
+    assert result.code == 1 and result.err.startswith("left out ") and str(prompt) in result.err
+    assert [item["path"] for item in json.loads(result.out)["files"]] == [str(workspace.source / "0.wav")]
 
 
 def test_a_text_model_has_no_sound(workspace: Workspace, tmp_path: Path) -> None:

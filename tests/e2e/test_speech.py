@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -110,11 +111,12 @@ def test_metrics_and_tensorboard_agree(workspace: Workspace) -> None:
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(workspace: Workspace) -> None:
-    whole, result = workspace.train("whole", "train.steps=8")
+    # Records of 3 steps, one of which begins before the stop and ends after it.
+    whole, result = workspace.train("whole", "train.steps=8", "train.log_every=3")
     assert result.code == 0
-    parts, result = workspace.train("parts", "train.steps=5", "train.save_every=2")
+    parts, result = workspace.train("parts", "train.steps=5", "train.save_every=2", "train.log_every=3")
     assert result.code == 0
-    _, result = workspace.train("parts", "train.steps=8", "--resume")
+    _, result = workspace.train("parts", "train.steps=8", "train.log_every=3", "--resume")
     assert (result.code, result.raw) == (0, b"")
     expected = load_file(whole / "state" / "state.safetensors")
     got = load_file(parts / "state" / "state.safetensors")
@@ -124,7 +126,43 @@ def test_a_resumed_run_equals_an_uninterrupted_one(workspace: Workspace) -> None
     assert (whole / "model.safetensors").read_bytes() == (parts / "model.safetensors").read_bytes()
     time = ("seconds", "symbols_per_s", "share_of_matmul_rate")
     kept = [r for r in metrics(parts, without=time) if r["kind"] == "train"]
+    assert [r["step"] for r in kept] == [3, 6]
     assert kept == [r for r in metrics(whole, without=time) if r["kind"] == "train"]
+
+
+def test_a_run_keeps_the_precision_that_auto_stood_for(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def faster(best: torch.dtype) -> None:
+        def rate(_device: torch.device, dtype: torch.dtype, seconds: float = 0.5) -> float:
+            return 2.0 if dtype == best else 1.0
+
+        monkeypatch.setattr("txl_audio.runtime.matmul_flops", rate)
+
+    faster(torch.bfloat16)
+    out, result = workspace.train("auto", "precision=auto", "train.steps=1")
+    assert result.code == 0
+    assert load(recipe.RunConfig, out / "config.yaml").precision == "bfloat16"
+    faster(torch.float32)
+    _, result = workspace.train("auto", "precision=auto", "train.steps=2", "--resume")
+    assert result.code == 0
+    assert load(recipe.RunConfig, out / "config.yaml").precision == "bfloat16"
+    _, result = workspace.train("auto", "precision=auto", "train.steps=1", "--overwrite")
+    assert load(recipe.RunConfig, out / "config.yaml").precision == "float32"
+
+
+def test_a_moved_run_continues_where_it_lies(workspace: Workspace, tmp_path: Path) -> None:
+    old, result = workspace.train("old_place", "train.steps=1")
+    assert result.code == 0
+    copy = shutil.copytree(old, tmp_path / "moved")
+    before = tree(old)
+    result = run("train", copy / "config.yaml", "train.steps=2", "--resume")
+    assert result.code == 0 and result.err.endswith(f"done: {copy}\n")
+    assert json.loads((copy / "model.json").read_text())["step"] == 2
+    assert tree(old) == before
+    # Whoever says where the run is, is believed.
+    result = run("train", copy / "config.yaml", f"out={old}", "train.steps=2", "--resume")
+    assert result.code == 0 and json.loads((old / "model.json").read_text())["step"] == 2
 
 
 def test_evaluate_scores_every_sample_once(workspace: Workspace) -> None:
@@ -267,6 +305,6 @@ def test_info_of_a_config_and_of_its_run(workspace: Workspace) -> None:
     assert (figures["mem_len_frames"], figures["memory_s"]) == (16, 16 / 4000)
     longer = run("info", workspace.config, "model.core.mem_len=32", "--json").json
     assert longer["memory_s"] == 2 * figures["memory_s"]
-    # Per layer and frame: keys and values of 2 heads of 8 in float32; three products of 16 per frame.
-    assert longer["decode_state_bytes"] - figures["decode_state_bytes"] == 16 * 2 * 2 * 16 * 4
+    # Per layer and frame, in float32: keys, values and position keys of 2 heads of 8; three products of 16.
+    assert longer["decode_state_bytes"] - figures["decode_state_bytes"] == 16 * 2 * 3 * 16 * 4
     assert longer["macs_per_symbol"] - figures["macs_per_symbol"] == 16 * 2 * 3 * 16 / 4

@@ -96,6 +96,20 @@ def test_paths_agree_in_bfloat16(path: Backend) -> None:
     assert error.mean() < 0.02 and error.max() < 0.3
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_gradients_agree_in_bfloat16(path: Backend) -> None:
+    """What the fast path is for: its gradients are the reference's to bfloat16's precision."""
+    scheme, leaves, seen = make_scheme("relative"), inputs(), view("ragged")
+    assert scheme is not None
+    wanted, weight, results = [*leaves, *scheme.parameters()], torch.randn(H, B, T, D), []
+    for backend, on in (("reference", False), (path, True)):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=on):
+            out = attend(*leaves, terms_of(scheme), seen, dropout=0.0, backend=backend)
+        results.append(torch.autograd.grad((out.float() * weight).sum(), wanted))
+    for expected, got in zip(*results, strict=True):
+        assert (got - expected).norm() < 0.05 * expected.norm()
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("queries", "memory"), [(1, 0), (1, 3), (4, 0), (2, 1)])
 def test_small_sizes(backend: Backend, queries: int, memory: int) -> None:

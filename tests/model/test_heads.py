@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch import Tensor
 from tests.tiny import STREAMS, TEXT, text_model, wave_model
 from txl_audio.codecs.mulaw import MuLawCodec
 from txl_audio.model.embeddings import SampleEmbeddingConfig, SampleFeatures, SymbolEmbeddingConfig
-from txl_audio.model.heads import FrameHeadConfig, SoftmaxHeadConfig, mixture_log_mass
+from txl_audio.model.heads import UNIFORM_SHARE, FrameHeadConfig, SoftmaxHeadConfig, mixture_log_mass
 from txl_audio.model.sequence import SequenceModel
 from txl_audio.tokens import IGNORE, ConfigError
 
@@ -105,6 +107,19 @@ def test_mass_of_a_logistic(mean: float, scale: float) -> None:
     if scale >= 0.01 and abs(mean) <= 1:  # Where the plain difference does not cancel.
         plain = (torch.sigmoid(b) - torch.sigmoid(a))[:, 0]
         torch.testing.assert_close(got.double().exp(), plain, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("stream", LOGISTIC)
+def test_no_sample_costs_more_than_its_floor(stream: str) -> None:
+    """Loud speech after digital silence: the level of the window says nothing about what comes."""
+    model = make(stream)
+    hidden = torch.zeros(1, 1, 12, requires_grad=True)
+    history = torch.full((1, 1, model.history), 128)
+    targets = torch.full((1, 1, model.spec.symbols_per_frame), 255)
+    nats = model.head.nll(hidden, history, targets)
+    assert nats.max() <= -math.log(UNIFORM_SHARE / 256) + 1e-4
+    nats.sum().backward()
+    assert hidden.grad is not None and hidden.grad.isfinite().all()
 
 
 def test_the_bins_are_the_codecs() -> None:

@@ -7,7 +7,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 import torch
 
-from tests.tiny import core
+from tests.tiny import RELATIVE, core
 from txl_audio.model.memory import Memory
 
 
@@ -83,4 +83,11 @@ def test_bytes_do_not_grow() -> None:
         model.step_(frame, state)
     assert state.nbytes() == before
     # Keys and values: 2 layers, 2 lanes, 2 heads, mem_len 6 + segment_len 4 slots, width 5, float32.
-    assert before == 2 * (2 * 2 * 2 * 10 * 5 * 4) + 2 * 8
+    # Position keys: the same for all lanes. Views of weights (u, v, projections) are not held twice.
+    assert before == 2 * (2 * 2 * 2 * 10 * 5 * 4) + 2 * 2 * 10 * 5 * 4 + 2 * 8
+
+
+def test_bytes_of_distance_biases_count() -> None:
+    state = core(**RELATIVE["shaw"]).decode_state(core(**RELATIVE["shaw"]).first_memory(1))
+    # 7 slots: keys, values and position keys of width 5, and one bias, per layer and head.
+    assert state.nbytes() == 2 * 2 * 7 * (3 * 5 + 1) * 4 + 8

@@ -82,6 +82,24 @@ def test_a_tensor_too_many_is_named(folder: Path) -> None:
         read_folder(folder)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ext_len": 4}, "ext_len 4 is not supported; expected ext_len 0"),
+        (
+            {"same_length": True, "mem_len": 0},
+            "config.json describes no model that can be built: .*mem_len 0",
+        ),
+        ({"dropout": 1.5}, "config.json describes no model that can be built: dropout: .*less than 1"),
+        ({"n_layer": "2"}, "config.json describes no model that can be built"),
+    ],
+)
+def test_settings_that_cannot_be_built(folder: Path, changes: dict[str, Any], message: str) -> None:
+    edit_config(folder, **changes)
+    with pytest.raises(CheckpointError, match=message):
+        read_folder(folder)
+
+
 def test_settings_that_are_not_known(folder: Path) -> None:
     edit_config(folder, attn_type=5)
     with pytest.raises(CheckpointError, match="attn_type 5 is not known; expected 0, 1, 2 or 3"):

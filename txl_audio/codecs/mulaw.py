@@ -221,5 +221,5 @@ class MuLawConfig(Config):
 
     kind: Literal["mulaw"] = "mulaw"
 
-    def build(self) -> MuLawCodec:
-        return MuLawCodec()
+    def build(self, *, frame_samples: int = 1) -> MuLawCodec:
+        return MuLawCodec(frame_samples)

@@ -64,11 +64,12 @@ def find_recordings(source: str | Path, *, root: str | Path | None = None) -> li
 
 
 def _list_folder(folder: Path, keep: Callable[[PurePosixPath], bool]) -> list[Recording]:
-    """Recordings below a folder; ids are relative paths without suffix, where those are unique."""
+    """Recordings below a folder. Ids are relative paths, without suffix where that names one file only."""
     paths = [path for path in find_audio(folder) if keep(PurePosixPath(path.relative_to(folder).as_posix()))]
     names = [PurePosixPath(path.relative_to(folder).as_posix()) for path in paths]
     stems = [str(name.with_suffix("")) for name in names]
-    count = Counter(stems)
+    # A stem may also be another file's whole name: a.wav.wav beside a.wav and a.flac.
+    count = Counter(stems) + Counter(map(str, names))
     return [
         Recording(id=stem if count[stem] == 1 else str(name), path=path, source=str(name))
         for path, name, stem in zip(paths, names, stems, strict=True)
@@ -134,6 +135,7 @@ def assign_splits(recordings: list[Recording], rule: str | None) -> tuple[list[R
     Rules:
         `every-Nth`: base names sorted; number i is `val` where i % N is 0, `test` where it is
             N // 2, `train` otherwise. Files count whether or not they turn out to be readable.
+            A single file is thus `val`, and fewer than N // 2 + 1 give no `test`.
         `lists:DIR`: files train.txt, val.txt and test.txt of ids or relative paths; recordings in
             no list are left out.
         `official`: the data set's or manifest's own.
@@ -204,12 +206,14 @@ class DataSet:
         keep: which files belong to it, by path relative to that folder.
         splits: official split of a file, given that folder; None where the authors made none.
         torchaudio: class that downloads it, None where there is none.
+        subsets: what is downloaded of a set in parts: a default, and what is always needed besides.
     """
 
     folders: tuple[str, ...]
     keep: Callable[[PurePosixPath], bool] = lambda name: True
     splits: Callable[[Path], Callable[[PurePosixPath], str]] | None = None
     torchaudio: str | None = None
+    subsets: tuple[str, ...] = ()
 
 
 def _list_dataset(name: str, root: Path) -> list[Recording]:
@@ -256,8 +260,11 @@ def _librispeech_splits(base: Path) -> Callable[[PurePosixPath], str]:
 
 
 def _fsdd_splits(base: Path) -> Callable[[PurePosixPath], str]:
-    """Takes 0 to 4 of every speaker and digit are the test set."""
-    return lambda path: "test" if int(path.stem.split("_")[2]) < 5 else "train"
+    """By take of every speaker and digit: the authors test on 0 to 4 and train on the others.
+
+    They validate on nothing. Here takes 5 to 9 of their training data are `val`, a tenth of the set.
+    """
+    return lambda path: ("test", "val", "train")[min(int(path.stem.split("_")[2]) // 5, 2)]
 
 
 def _is_command(path: PurePosixPath) -> bool:
@@ -280,7 +287,13 @@ DATASETS: dict[str, DataSet] = {
         _speechcommands_splits,
         "SPEECHCOMMANDS",
     ),
-    "librispeech": DataSet(("LibriSpeech",), lambda p: True, _librispeech_splits, "LIBRISPEECH"),
+    "librispeech": DataSet(
+        ("LibriSpeech",),
+        lambda p: True,
+        _librispeech_splits,
+        "LIBRISPEECH",
+        subsets=("train-clean-100", "dev-clean"),
+    ),
     "ljspeech": DataSet(("LJSpeech-1.1/wavs", "wavs"), torchaudio="LJSPEECH"),
     # Two microphones heard every sentence; both would put the same words into two splits.
     "vctk": DataSet(
@@ -303,20 +316,26 @@ DATASETS: dict[str, DataSet] = {
 def download(name: str, root: str | Path, *, subset: str | None = None) -> Path:
     """Downloads a data set with torchaudio and returns the root for `find_recordings`.
 
-    `subset` chooses a part where there are parts, such as `dev-clean` of LibriSpeech. Raises
-    DataError where there is no downloader, torchaudio is missing or the download fails.
+    `subset` is the part of LibriSpeech to fetch instead of `train-clean-100`; `dev-clean`, its
+    `val`, always comes along. Raises ConfigError for a subset of another set, DataError where there
+    is no downloader, torchaudio is missing or the download fails.
     """
     dataset, root = _dataset(name), Path(root)
     if dataset.torchaudio is None:
         raise DataError(f"{name} has no downloader; get a copy from its authors and give its root")
+    subsets = dataset.subsets
+    if subset is not None:
+        if not subsets:
+            raise ConfigError(f"{name} is downloaded whole, got the subset {subset!r}; leave it out")
+        subsets = tuple(dict.fromkeys((subset, *subsets[1:])))
     try:
         import torchaudio.datasets
     except (ImportError, OSError) as error:
         raise DataError(f"downloading {name} needs torchaudio ({error}); pip install torchaudio") from error
     root.mkdir(parents=True, exist_ok=True)
-    part = {} if subset is None else {"url": subset}
     try:
-        getattr(torchaudio.datasets, dataset.torchaudio)(root, download=True, **part)
+        for part in [{"url": subset} for subset in subsets] or [{}]:
+            getattr(torchaudio.datasets, dataset.torchaudio)(root, download=True, **part)
     except (OSError, RuntimeError, TypeError, ValueError) as error:
         raise DataError(f"{name} could not be downloaded to {root}: {error}") from error
     return root

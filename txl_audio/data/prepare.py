@@ -26,8 +26,8 @@ import torch
 from txl_audio.codecs.mulaw import MuLawCodec, clipped_count
 from txl_audio.data import audio
 from txl_audio.data.datasets import Recording, assign_splits, find_recordings
-from txl_audio.data.shards import Document, Shards, ShardWriter, symbol_dtype
-from txl_audio.tokens import Codec, DataError, TokenSpec
+from txl_audio.data.shards import INDEX_FILE, Document, Shards, ShardWriter, finish_interrupted, symbol_dtype
+from txl_audio.tokens import Codec, DataError, TokenSpec, TxlError
 
 MANIFEST_FILE = "manifest.jsonl"
 REJECTED_FILE = "rejected.json"
@@ -57,6 +57,7 @@ class PrepareReport:
         seconds: audio per split.
         clipped: samples that were clipped to [-1, 1].
         rejected: files that could not be used.
+        split: the rule that was used.
         unchanged: the folder was already there, made from the same files in the same way.
     """
 
@@ -66,7 +67,16 @@ class PrepareReport:
     seconds: dict[str, float]
     clipped: int
     rejected: tuple[Rejected, ...]
+    split: str
     unchanged: bool = False
+
+    @property
+    def warnings(self) -> list[str]:
+        """What would stop a training on this folder: no documents of `train` or of `val`."""
+        missing = " and no ".join(f"`{name}`" for name in ("train", "val") if name not in self.seconds)
+        every = self.split.startswith("every-")
+        remedy = f"{self.split} needs more recordings" if every else "--split every-20th would make both"
+        return [f"no {missing} documents, which training needs; {remedy}"] if missing else []
 
 
 @dataclass(frozen=True)
@@ -101,13 +111,15 @@ def prepare(
     gain: str = "none",
     workers: int | None = None,
     strict: bool = False,
+    overwrite: bool = False,
     progress: Progress | None = None,
 ) -> PrepareReport:
     """Encodes recordings into the shard folder `out`.
 
     An interrupted run leaves `OUT.partial`, which the same call continues. A call that would make
-    what is already there returns at once (`unchanged`). The folder also gets `manifest.jsonl`
-    (accepted files, Lhotse's fields, lengths at the codec's rate) and `rejected.json`.
+    what is already there returns at once (`unchanged`); where the same files have new content, they
+    are prepared again. The folder also gets `manifest.jsonl` (accepted files, Lhotse's fields and
+    no others, so without splits; lengths at the codec's rate) and `rejected.json`.
 
     Args:
         source: folder of audio, Lhotse recording manifest, or with `root` the name of a data set.
@@ -120,10 +132,11 @@ def prepare(
         workers: processes; None chooses by the number of files and processors. With more than one,
             scripts need the usual `if __name__ == "__main__":`.
         strict: raise at the first file that cannot be used instead of listing it.
+        overwrite: replace shards that were made of other files or with other settings.
         progress: called after every file.
 
     Raises ConfigError for a wrong rule; DataError where there is no audio, no usable file, `out`
-    is something else, or with `strict`.
+    is something else or, without `overwrite`, another set of shards, or with `strict`.
     """
     codec = MuLawCodec() if codec is None else codec
     spec = codec.spec.framed(1) if codec.spec.modality == "waveform" else codec.spec
@@ -140,28 +153,35 @@ def prepare(
         "quantiser": getattr(codec, "description", spec.name),
         "split": split,
     }
-    request = _request(recordings, spec, preparation)
+    identity, request = _identity_and_request(recordings, spec, preparation)
+    origin = str(source) if root is None else f"{source} in {root}"
     out = Path(out)
-    finished = _finished(out, request)
+    finish_interrupted(out)
+    made = _how_it_was_made(out)
+    finished = _finished(out, made) if made.get("request") == request else None
     if finished is not None:
         if strict and finished.rejected:
             raise DataError(_why(finished.rejected[0]))
         return finished
+    if (out / INDEX_FILE).is_file() and made.get("set") != identity and not overwrite:
+        raise DataError(
+            f"{out} holds shards of {made.get('source', 'unknown origin')}, made of other files or in "
+            f"another way than {origin} now; choose another --out, or replace them with --overwrite"
+        )
 
     settings = _Settings(codec=codec, trim_db=trim_db, gain=gain)
     rejected: list[Rejected] = []
     with ShardWriter(out, spec=spec, preparation=preparation, resume_key=request) as writer:
         manifest_path = writer.folder / MANIFEST_FILE
-        kept = _manifest_lines(manifest_path, writer.documents)
+        if writer.documents:
+            _cut_manifest(manifest_path, writer.documents)
         done = {document.id for document in writer.documents}
         todo = [r for r in recordings if r.id not in done]
         seconds = sum(d.frames for d in writer.documents) / spec.frame_rate_hz
         with (
-            open(manifest_path, "w", encoding="utf-8") as manifest,
+            open(manifest_path, "a", encoding="utf-8") as manifest,
             closing(_work(todo, settings, workers)) as results,
         ):
-            manifest.writelines(kept)
-            manifest.flush()
             for count, (recording, result) in enumerate(zip(todo, results, strict=True), len(done) + 1):
                 if isinstance(result, str):
                     rejected.append(Rejected(recording.source, result))
@@ -184,9 +204,10 @@ def prepare(
         if not writer.documents:
             first = _why(rejected[0])
             raise DataError(f"none of the {len(rejected)} files of {source} can be used; the first: {first}")
-        lines = {"request": request, "rejected": [asdict(item) for item in rejected]}
-        (writer.folder / REJECTED_FILE).write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
-    return _report(out, writer.documents, spec, tuple(rejected), unchanged=False)
+        files = [asdict(item) for item in rejected]
+        made = {"source": origin, "set": identity, "request": request, "rejected": files}
+        (writer.folder / REJECTED_FILE).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    return _report(out, writer.documents, spec, tuple(rejected), split, unchanged=False)
 
 
 def _why(rejected: Rejected) -> str:
@@ -198,6 +219,7 @@ def _report(
     documents: Sequence[Document],
     spec: TokenSpec,
     rejected: tuple[Rejected, ...],
+    split: str,
     *,
     unchanged: bool,
 ) -> PrepareReport:
@@ -213,41 +235,58 @@ def _report(
         seconds=seconds,
         clipped=sum(document.clipped for document in documents),
         rejected=rejected,
+        split=split,
         unchanged=unchanged,
     )
 
 
-def _request(recordings: Sequence[Recording], spec: TokenSpec, preparation: dict[str, Any]) -> str:
-    """Names a call by its settings and files. Size and time stand for content: hashing would read it."""
-    digest = hashlib.sha256(json.dumps([spec.to_json(), preparation], sort_keys=True).encode())
+def _identity_and_request(
+    recordings: Sequence[Recording], spec: TokenSpec, preparation: dict[str, Any]
+) -> tuple[str, str]:
+    """Names a call twice: by its settings and files, and by those and the files' content.
+
+    Size and time stand for the content: hashing would read it.
+    """
+    identity = hashlib.sha256(json.dumps([spec.to_json(), preparation], sort_keys=True).encode())
+    states = []
     for r in recordings:
+        identity.update(json.dumps([r.id, str(r.path.absolute()), r.source, r.split, r.claim]).encode())
         stat = r.path.stat() if r.path.is_file() else None
-        state = None if stat is None else (stat.st_size, stat.st_mtime_ns)
-        digest.update(json.dumps([r.id, str(r.path.absolute()), r.source, r.split, r.claim, state]).encode())
-    return digest.hexdigest()
+        states.append(None if stat is None else (stat.st_size, stat.st_mtime_ns))
+    request = hashlib.sha256(json.dumps([identity.hexdigest(), states]).encode())
+    return identity.hexdigest(), request.hexdigest()
 
 
-def _finished(out: Path, request: str) -> PrepareReport | None:
-    """The report of an earlier call with the same request; None where `out` is something else."""
+def _how_it_was_made(out: Path) -> dict[str, Any]:
+    """What an earlier call noted about `out`; empty where none did."""
     try:
-        content = json.loads((out / REJECTED_FILE).read_text(encoding="utf-8"))
-        if content["request"] != request:
-            return None
+        return dict(json.loads((out / REJECTED_FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _finished(out: Path, made: dict[str, Any]) -> PrepareReport | None:
+    """The report of the call that made `out`; None where it is damaged."""
+    try:
         shards = Shards.open(out)
-        rejected = tuple(Rejected(**item) for item in content["rejected"])
-    except (OSError, ValueError, KeyError, TypeError):
+        rejected = tuple(Rejected(**item) for item in made["rejected"])
+        split = str(shards.preparation["split"])
+    except (TxlError, KeyError, TypeError):
         return None
-    return _report(out, shards.documents, shards.spec, rejected, unchanged=True)
+    return _report(out, shards.documents, shards.spec, rejected, split, unchanged=True)
 
 
-def _manifest_lines(path: Path, documents: Sequence[Document]) -> list[str]:
-    """Manifest lines of the documents an interrupted run had written."""
-    if not documents:
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)[: len(documents)]
-    if [json.loads(line)["id"] for line in lines] != [document.id for document in documents]:
+def _cut_manifest(path: Path, documents: Sequence[Document]) -> None:
+    """Leaves the lines of the documents an interrupted run had written; one more may stand last."""
+    try:
+        with open(path, "rb") as file:
+            lines = [file.readline() for _ in documents]
+        ids = [json.loads(line)["id"] for line in lines]
+    except (OSError, ValueError, KeyError, TypeError):
+        ids = []
+    if ids != [document.id for document in documents]:
         raise DataError(f"{path.parent} is damaged; delete it and prepare again")
-    return lines
+    os.truncate(path, sum(map(len, lines)))
 
 
 def _manifest_item(recording: Recording, result: _Prepared, spec: TokenSpec) -> dict[str, Any]:
@@ -264,7 +303,6 @@ def _manifest_item(recording: Recording, result: _Prepared, spec: TokenSpec) -> 
         "sampling_rate": rate_hz,
         "num_samples": result.samples,
         "duration": result.samples / rate_hz,
-        "split": recording.split,
     }
     source_hz = result.fields["sample_rate_hz"]
     if source_hz != rate_hz:

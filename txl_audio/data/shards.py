@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from txl_audio.tokens import DataError, SpecError, TokenSpec
+from txl_audio.tokens import DataError, SpecError, TokenSpec, TxlError
 
 VERSION = 1
 TOKENS_FILE = "tokens.bin"
@@ -97,7 +97,13 @@ class Shards:
         index_path, tokens_path = path / INDEX_FILE, path / TOKENS_FILE
         for needed in (index_path, tokens_path):
             if not needed.is_file():
-                raise DataError(f"no shards at {path}: {needed.name} is missing; write them with prepare")
+                partial = _beside(path, ".partial")
+                advice = (
+                    f"run prepare again to finish {partial}"
+                    if partial.is_dir()
+                    else "write them with prepare"
+                )
+                raise DataError(f"no shards at {path}: {needed.name} is missing; {advice}")
         try:
             index = json.loads(index_path.read_text(encoding="utf-8"))
             version = index["version"]
@@ -164,6 +170,7 @@ class ShardWriter:
 
     Everything goes to a folder beside the target, `OUT.partial`; `close` syncs it and renames it.
     As a context manager it closes on success and leaves the partial folder after an exception.
+    What an interrupted `close` left behind is put in place by the next writer.
 
     Args:
         out: target folder; an older shard folder there is replaced on `close`.
@@ -184,30 +191,33 @@ class ShardWriter:
         resume_key: str | None = None,
     ) -> None:
         self.out = Path(out)
-        self.folder = self.out.with_name(self.out.name + ".partial")
+        self.folder = _beside(self.out, ".partial")
         self.spec = spec
         self.documents: list[Document] = []
         self._preparation = dict(preparation)
         self._dtype = symbol_dtype(spec.vocab_size)
+        finish_interrupted(self.out)
         _require_replaceable(self.out)
         header = {"key": resume_key, "spec": spec.to_json(), "preparation": self._preparation}
         # Through JSON, so that tuples and lists compare equal.
         header = json.loads(json.dumps(header))
+        journal_bytes = 0
         if resume_key is not None:
-            self.documents = self._finished(header)
+            self.documents, journal_bytes = self._finished(header)
         frame_bytes = spec.symbols_per_frame * self._dtype.itemsize
         if self.documents:
             # The journal follows the symbols, so symbols of an unfinished document may stand last.
             os.truncate(self.folder / TOKENS_FILE, self._frames() * frame_bytes)
+            os.truncate(self.folder / _JOURNAL_FILE, journal_bytes)
         else:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.mkdir(parents=True)
         self._ids = {document.id for document in self.documents}
         self._tokens = open(self.folder / TOKENS_FILE, "ab")  # noqa: SIM115 - closed by close()
-        lines = [header, *(asdict(document) for document in self.documents)]
-        self._journal = open(self.folder / _JOURNAL_FILE, "w", encoding="utf-8")  # noqa: SIM115
-        self._journal.writelines(json.dumps(line) + "\n" for line in lines)
-        self._journal.flush()
+        self._journal = open(self.folder / _JOURNAL_FILE, "a", encoding="utf-8")  # noqa: SIM115
+        if not self.documents:
+            self._journal.write(json.dumps(header) + "\n")
+            self._journal.flush()
 
     def append(
         self,
@@ -271,8 +281,6 @@ class ShardWriter:
             self.abandon()
             shutil.rmtree(self.folder, ignore_errors=True)
             raise DataError(f"nothing to write to {self.out}: no documents")
-        self._tokens.flush()
-        os.fsync(self._tokens.fileno())
         self.abandon()
         index = {
             "version": VERSION,
@@ -283,18 +291,13 @@ class ShardWriter:
         with open(self.folder / INDEX_FILE, "w", encoding="utf-8") as file:
             json.dump(index, file, indent=1)
             file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
+        for path in self.folder.iterdir():
+            with open(path, "rb+") as file:
+                os.fsync(file.fileno())
+        # From here on the folder counts as complete: see finish_interrupted.
         (self.folder / _JOURNAL_FILE).unlink()
         _sync_folder(self.folder)
-        _require_replaceable(self.out)
-        replaced = self.out.with_name(self.out.name + ".replaced")
-        if self.out.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
-            self.out.rename(replaced)
-        self.folder.rename(self.out)
-        _sync_folder(self.out.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
+        _put_in_place(self.folder, self.out)
 
     def abandon(self) -> None:
         """Closes the files and leaves the partial folder, to be continued or started anew."""
@@ -315,32 +318,72 @@ class ShardWriter:
     def _frames(self) -> int:
         return self.documents[-1].offset + self.documents[-1].frames if self.documents else 0
 
-    def _finished(self, header: dict[str, Any]) -> list[Document]:
-        """Documents of the partial folder that are complete; none where it is another's or damaged."""
+    def _finished(self, header: dict[str, Any]) -> tuple[list[Document], int]:
+        """Documents of the partial folder that are complete, and how many bytes of its journal they take.
+
+        None where it is another's or damaged.
+        """
+        finished: list[Document] = []
+        end = 0
         journal, tokens = self.folder / _JOURNAL_FILE, self.folder / TOKENS_FILE
         if not (journal.is_file() and tokens.is_file()):
-            return []
+            return finished, end
         lines = _json_lines(journal)
-        if next(lines, None) != header:
-            return []
+        if next(lines, (None, 0))[0] != header:
+            return finished, end
         available = tokens.stat().st_size // (self.spec.symbols_per_frame * self._dtype.itemsize)
-        finished: list[Document] = []
-        for line in lines:
+        for line, line_end in lines:
             document = Document.from_json(line)
             if document.offset + document.frames > available:
                 break
             finished.append(document)
-        return finished
+            end = line_end
+        return finished, end
 
 
-def _json_lines(path: Path) -> Iterator[Any]:
-    """The lines of a journal up to the first that was cut off."""
-    with open(path, encoding="utf-8") as file:
+def finish_interrupted(out: Path) -> None:
+    """Moves a complete `OUT.partial` to `out`, where a writer was stopped between its last steps.
+
+    Does nothing where there is none. Raises DataError where `out` may not be replaced.
+    """
+    folder = _beside(out, ".partial")
+    if (folder / _JOURNAL_FILE).exists() or not (folder / INDEX_FILE).is_file():
+        return
+    try:
+        Shards.open(folder)
+    except TxlError:
+        return  # half deleted; a writer starts it anew
+    _put_in_place(folder, out)
+
+
+def _put_in_place(folder: Path, out: Path) -> None:
+    _require_replaceable(out)
+    replaced = _beside(out, ".replaced")
+    if out.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        out.rename(replaced)
+    folder.rename(out)
+    _sync_folder(out.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _beside(out: Path, suffix: str) -> Path:
+    return out.parent / (out.name + suffix)
+
+
+def _json_lines(path: Path) -> Iterator[tuple[Any, int]]:
+    """Lines of a journal and the byte each ends at, up to the first that was cut off."""
+    end = 0
+    with open(path, "rb") as file:
         for line in file:
+            end += len(line)
             try:
-                yield json.loads(line)
+                value = json.loads(line)
             except ValueError:
                 return
+            if not line.endswith(b"\n"):
+                return  # complete by chance, but nothing may be written after it
+            yield value, end
 
 
 def _require_replaceable(out: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -63,7 +64,7 @@ def read_folder(folder: str | Path, *, segment_len: int | None = None) -> Import
     """Reads `config.json` and the weights beside it, in either layout.
 
     `segment_len` replaces the layout's own (the authors' `tgt_len`). Raises CheckpointError for
-    files that are missing, damaged, incomplete or not yet supported.
+    files that are missing, damaged, incomplete or not yet supported, and for settings that contradict.
     """
     folder = Path(folder)
     config = _read_json(folder / "config.json")
@@ -79,6 +80,15 @@ def read_folder(folder: str | Path, *, segment_len: int | None = None) -> Import
             f"{folder}: no {error.args[0]!r} found; expected the authors' layout (config.json, "
             "weights.safetensors) or Hugging Face's (config.json, pytorch_model.bin or model.safetensors)"
         ) from error
+    except (TypeError, ValidationError) as error:
+        said = (
+            "; ".join(f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
+            if isinstance(error, ValidationError)
+            else str(error)
+        )
+        raise CheckpointError(
+            f"{folder / 'config.json'} describes no model that can be built: {said}"
+        ) from error
 
 
 def _translate(
@@ -88,6 +98,8 @@ def _translate(
         raise CheckpointError(
             f"adaptive softmax (cutoffs {config['cutoffs']}) is not yet supported; expected cutoffs []"
         )
+    if config.get("ext_len"):
+        raise CheckpointError(f"ext_len {config['ext_len']} is not supported; expected ext_len 0")
     n_layer, n_head, d_head = config["n_layer"], config["n_head"], config["d_head"]
     d_model, d_embed = config["d_model"], config["d_embed"]
     if hugging_face and config.get("layer_norm_epsilon", 1e-5) != 1e-5:

@@ -93,7 +93,8 @@ class DecodeState:
         return replace(self, keys=self.keys.clone(), values=self.values.clone(), start=self.start.clone())
 
     def nbytes(self) -> int:
-        """Bytes held, constant however long the stream."""
-        terms = [t for term in self.terms if term is not None for t in term if t is not None]
-        tensors = [self.keys, self.values, self.start, *terms]
+        """Bytes held beside the weights, constant however long the stream."""
+        tensors = [self.keys, self.values, self.start]
+        # The other parts of a term are views of the weights.
+        tensors += [t for term in self.terms if term is not None for t in (term.r, term.b) if t is not None]
         return sum(t.numel() * t.element_size() for t in tensors)

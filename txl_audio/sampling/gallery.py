@@ -8,6 +8,7 @@ from typing import Any
 import soundfile
 import torch
 
+from txl_audio import runtime
 from txl_audio.model.sequence import SequenceModel
 from txl_audio.plots import plot_audio
 from txl_audio.sampling.sampler import Sampler
@@ -23,7 +24,8 @@ def keep_sample(
     """
     rate = codec.spec.sample_rate_hz
     sampler = Sampler(model, seed=seed)
-    pcm = torch.cat(list(sampler.pcm(codec, samples=round(seconds * rate))), dim=1)[0].cpu()
+    with runtime.single_thread(sampler.device):
+        pcm = torch.cat(list(sampler.pcm(codec, samples=round(seconds * rate))), dim=1)[0].cpu()
     folder.mkdir(parents=True, exist_ok=True)
     soundfile.write(folder / f"step_{step}.wav", pcm.numpy(), rate, subtype="PCM_16")
     figure = plot_audio(pcm, rate, folder / f"step_{step}.png", title=f"step {step}, from nothing")

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from txl_audio import runtime
 from txl_audio.model.sequence import SequenceDecodeState, SequenceModel
 from txl_audio.tokens import Codec, ConfigError, SpecError
 
@@ -42,8 +41,8 @@ class Filters:
             return log_probs.argmax(-1)
         scores = log_probs / self.temperature
         if self.top_k is not None and self.top_k < scores.size(-1):
-            least = scores.topk(self.top_k).values[..., -1:]
-            scores = scores.masked_fill(scores < least, float("-inf"))
+            best, order = scores.topk(self.top_k)
+            scores = torch.full_like(scores, float("-inf")).scatter(-1, order, best)
         if self.top_p is not None and self.top_p < 1:
             ordered, order = scores.softmax(-1).sort(descending=True)
             # A symbol stays while those before it have not yet reached p; the first always stays.
@@ -120,12 +119,9 @@ class Sampler:
             self.model.step_(line[:, at], decode)
         return decode, line[:, -1]
 
+    @torch.inference_mode()
     def next_frame(self) -> Tensor:
         """Symbols [B, K] of the next frame."""
-        with runtime.single_thread(self.device), torch.inference_mode():
-            return self._next_frame()
-
-    def _next_frame(self) -> Tensor:
         hidden = self.model.step_(self._frame, self.state)
         symbols, self._begun = self._begun, self._begun[:, :0]
         self.nats = torch.zeros_like(self.nats)
