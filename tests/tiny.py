@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from txl_audio.codecs.mulaw import MuLawCodec
 from txl_audio.model.embeddings import SampleEmbeddingConfig, SymbolEmbeddingConfig
-from txl_audio.model.heads import FrameHeadConfig, SoftmaxHeadConfig
+from txl_audio.model.heads import FrameHead, FrameHeadConfig, SoftmaxHeadConfig
 from txl_audio.model.positions import AbsoluteConfig, AlRfouConfig, RelativeConfig, ShawConfig
 from txl_audio.model.sequence import SequenceModel, SequenceState
 from txl_audio.model.transformer import CoreConfig, TransformerXL
@@ -83,6 +83,10 @@ def wave_model(stream: str = "p4-logistic", **changes: Any) -> SequenceModel:
         codec, config = MuLawCodec(places), core_config(**changes)
         embedding = embedding_config.build(codec.spec, config.d_model, codec.levels)
         head = head_config.build(codec.spec, config.d_model, embedding, codec.levels, codec.edges)
+        if isinstance(head, FrameHead) and head.predict is not None:
+            # Wide components: random codes, which no sharp prediction expects, then cost less than
+            # the floor of the likelihood, where nothing would depend on anything.
+            torch.nn.init.constant_(head.output.bias[2 * head.mixtures :], 2.0)
         return SequenceModel(codec.spec, embedding=embedding, core=config.build(), head=head)
 
     return randomised(build)
