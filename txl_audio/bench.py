@@ -45,6 +45,7 @@ def train_throughput(*, seconds: float, device: str, tell: Callable[[str], None]
     alike; the median turn counts. `ratio` is against the reference path in float32.
     """
     place = runtime.device(device)
+    runtime.keep_freed_memory()
     settings: list[tuple[Backend, runtime.Precision]] = [
         ("reference", "float32"),
         ("reference", "bfloat16"),

@@ -168,6 +168,7 @@ def train(config: RunConfig, *, resume: bool = False, overwrite: bool = False) -
         raise ConfigError("training needs data; set data=DIR to a folder made by `txl-audio prepare`")
     shards = Shards.open(config.data)
     device = runtime.device(config.device)
+    runtime.keep_freed_memory()
     folder = RunFolder(config.folder)
     saved = _run_to_resume(folder, config) if resume else None
     wanted = saved.precision if saved and config.precision == "auto" else config.precision

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -72,6 +74,21 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
         gpu = torch.cuda.get_device_name(device)
         raise ConfigError(f"precision bfloat16 was asked for, but {gpu} has none; use precision float32")
     return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def keep_freed_memory() -> None:
+    """Lets the C library keep large freed blocks for the next step instead of giving them back.
+
+    A training step on a CPU frees and takes the same megabytes again and again; giving them to the
+    system costs thousands of page faults a step, about 6 % of the time. Only glibc has the setting.
+    """
+    if sys.platform != "linux":
+        return
+    library = ctypes.CDLL(None)
+    if hasattr(library, "gnu_get_libc_version"):
+        trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
+        library.mallopt(mmap_threshold, 1 << 30)
+        library.mallopt(trim_threshold, (1 << 31) - 1)
 
 
 @contextmanager
