@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From nothing to generated speech in a few minutes on a laptop's CPU: makes a small set of speech,
-# trains a small per-sample model on it, scores it and samples from it. Everything lands in out/quickstart.
+# trains a small mu-law model on it, scores it and samples from it. Everything lands in out/quickstart.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 

@@ -16,6 +16,7 @@ from tests.tiny import TEXT as TEXT_SPEC
 from txl_audio import recipe
 from txl_audio.codecs.mulaw import MuLawCodec, mulaw_decode
 from txl_audio.config import load, parse
+from txl_audio.sampling import sound
 from txl_audio.tokens import ConfigError, DataError, SpecError
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").rglob("*.yaml"))
@@ -95,17 +96,17 @@ def test_samples_that_the_embedding_would_miss() -> None:
 @pytest.mark.parametrize("name", ["levels.wav", "levels.flac", "LEVELS.WAV", "levels.aiff"])
 def test_every_level_survives_a_file(tmp_path: Path, name: str) -> None:
     codes = np.arange(256)
-    with recipe.sound_writer(tmp_path / name, 16_000) as write:
+    with sound.sound_writer(tmp_path / name, 16_000) as write:
         write(mulaw_decode(codes[:100]))
         write(mulaw_decode(codes[100:]))
     assert soundfile.info(tmp_path / name).subtype == "PCM_16"
-    np.testing.assert_array_equal(recipe.read_symbols(tmp_path / name, MuLawCodec()), codes)
+    np.testing.assert_array_equal(sound.read_symbols(tmp_path / name, MuLawCodec()), codes)
 
 
 @pytest.mark.parametrize("frame_samples", [1, 16])
 def test_reading_symbols_adds_none(tmp_path: Path, frame_samples: int) -> None:
     soundfile.write(tmp_path / "a.wav", np.zeros(37), 16_000)
-    symbols = recipe.read_symbols(tmp_path / "a.wav", MuLawCodec(frame_samples))
+    symbols = sound.read_symbols(tmp_path / "a.wav", MuLawCodec(frame_samples))
     assert symbols.tolist() == [128] * 37
 
 
@@ -114,7 +115,7 @@ def test_sound_that_fails_on_the_way_leaves_the_old_file(tmp_path: Path) -> None
     path.write_bytes(b"old")
 
     def stopped() -> None:
-        with recipe.sound_writer(path, 16_000) as write:
+        with sound.sound_writer(path, 16_000) as write:
             write(np.zeros(100, np.float32))
             raise KeyboardInterrupt
 

@@ -233,6 +233,7 @@ def score(
     """Nats and bits of audio files, or of token streams."""
     from txl_audio import evaluate as evaluation
     from txl_audio import recipe
+    from txl_audio.sampling import sound
 
     if bool(files) == (tokens is not None) or (tokens is None) != (out is None):
         raise ConfigError("give audio FILES, or --tokens FILE.safetensors with --out OUT.safetensors")
@@ -254,7 +255,7 @@ def score(
     with _bar("scoring") as update:
         for done, path in enumerate(files or [], 1):
             try:
-                symbols = recipe.read_symbols(path, codec)
+                symbols = sound.read_symbols(path, codec)
             except DataError as error:
                 left_out.append(str(error) if str(path) in str(error) else f"{path}: {error}")
                 continue
@@ -303,6 +304,7 @@ def sample(
 ) -> None:
     """Generate sound, with bounded memory, while it is heard: --raw | aplay -f S16_LE -r 16000."""
     from txl_audio import recipe, runtime
+    from txl_audio.sampling import sound
     from txl_audio.sampling.sampler import Filters
 
     if (out is None) == (not raw):
@@ -311,8 +313,9 @@ def sample(
         raise ConfigError("--raw writes sound to stdout, where --json would write; give one of them")
     _, model = recipe.load_run(run, device=device)
     filters = Filters(temperature=temperature, top_k=top_k, top_p=top_p)
-    stream = recipe.sound(
+    stream = sound.continuation(
         model,
+        recipe.codec_for_sound(model.spec),
         seconds=seconds,
         prompt=prompt,
         prompt_seconds=prompt_seconds,
@@ -325,7 +328,7 @@ def sample(
     power, clipped = 0.0, 0
     with (
         runtime.single_thread(next(model.parameters()).device),
-        recipe.sound_writer(out, rate) as write,
+        sound.sound_writer(out, rate) as write,
         _bar("sampling") as update,
     ):
         for chunk, generated in stream:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import soundfile
 import torch
 from pydantic import Field, model_validator
 from safetensors import SafetensorError
@@ -23,7 +19,6 @@ from txl_audio import cost, runtime
 from txl_audio.checkpoint import RunFolder, load_weights
 from txl_audio.codecs import CODECS, MuLawCodec, WaveformCodec
 from txl_audio.config import Config, load
-from txl_audio.data.audio import load_audio
 from txl_audio.data.shards import Document, Shards
 from txl_audio.interop import read_folder
 from txl_audio.model.embeddings import EmbeddingConfig, SampleEmbeddingConfig
@@ -32,7 +27,6 @@ from txl_audio.model.sequence import SequenceModel
 from txl_audio.model.transformer import CoreConfig
 from txl_audio.report import Reporter
 from txl_audio.sampling.gallery import keep_sample
-from txl_audio.sampling.sampler import Filters, Sampler
 from txl_audio.tokens import CheckpointError, Codec, ConfigError, DataError, SpecError, TokenSpec
 from txl_audio.train import TrainConfig, Trainer
 
@@ -286,12 +280,6 @@ def import_run(source: str | Path, out: str | Path, *, segment_len: int | None =
     return model
 
 
-def read_symbols(path: str | Path, codec: Codec) -> np.ndarray:
-    """Symbols [N] of an audio file, at the codec's rate."""
-    pcm = load_audio(path, sample_rate_hz=codec.spec.sample_rate_hz)
-    return codec.encode(torch.from_numpy(pcm)[None]).flatten()[: len(pcm)].numpy()
-
-
 def read_tokens(path: str | Path) -> torch.Tensor:
     """The tensor `tokens` of a safetensors file; DataError where there is none."""
     try:
@@ -310,78 +298,3 @@ def write_tensors(path: str | Path, tensors: dict[str, torch.Tensor]) -> None:
         save_file(tensors, path)
     except SafetensorError as error:
         raise DataError(f"cannot write {path}: {error}") from error
-
-
-def sound(
-    model: SequenceModel,
-    *,
-    seconds: float,
-    prompt: str | Path | None,
-    prompt_seconds: float | None,
-    with_prompt: bool,
-    filters: Filters,
-    seed: int,
-) -> Iterator[tuple[np.ndarray, bool]]:
-    """Chunks (pcm [n] float32, whether it was generated) of a continuation, or of sound from nothing.
-
-    Raises ConfigError, DataError or SpecError at once, before there is anything to write.
-    """
-    if not all(math.isfinite(s) for s in (seconds, prompt_seconds or 0.0)):
-        raise ConfigError("--seconds and --prompt-seconds need to be finite")
-    codec = codec_for_sound(model.spec)
-    rate, symbols = codec.spec.sample_rate_hz, None
-    if prompt is not None:
-        symbols = read_symbols(prompt, codec)
-        if prompt_seconds is not None:
-            symbols = symbols[: round(prompt_seconds * rate)]
-    elif with_prompt or prompt_seconds is not None:
-        raise ConfigError("--with-prompt and --prompt-seconds need --prompt FILE")
-
-    def chunks() -> Iterator[tuple[np.ndarray, bool]]:
-        if with_prompt and symbols is not None:
-            whole = codec_for_sound(model.spec.framed(1))
-            yield whole.decode(torch.from_numpy(symbols)[None, :, None])[0].numpy(), False
-        line = None if symbols is None else torch.from_numpy(symbols)[None]
-        sampler = Sampler(model, prompt=line, filters=filters, seed=seed)
-        for chunk in sampler.pcm(codec, samples=round(seconds * rate)):
-            yield chunk[0].cpu().numpy(), True
-
-    return chunks()
-
-
-@contextmanager
-def sound_writer(path: str | Path | None, rate_hz: int) -> Iterator[Callable[[np.ndarray], None]]:
-    """Writes chunks of sound [n] as 16-bit samples: to a file, or raw s16le to standard output.
-
-    A file appears, or replaces an older one, only when it is complete. Raises DataError where its
-    ending names no such format.
-    """
-    if path is None:
-
-        def write(pcm: np.ndarray) -> None:
-            sys.stdout.buffer.write(_int16(pcm).astype("<i2").tobytes())
-            sys.stdout.buffer.flush()
-
-        yield write
-        return
-    path = Path(path)
-    kind = path.suffix[1:].upper()
-    if not kind or not soundfile.check_format(kind, "PCM_16"):
-        raise DataError(
-            f"cannot write sound to {path}: no 16-bit format is called {path.suffix!r}; use .wav or .flac"
-        )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".new")
-    try:
-        with soundfile.SoundFile(unfinished, "w", rate_hz, 1, "PCM_16", format=kind) as file:
-            yield lambda pcm: file.write(_int16(pcm))
-        unfinished.replace(path)
-    except soundfile.LibsndfileError as error:
-        raise DataError(f"cannot write sound to {path}: {error}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def _int16(pcm: np.ndarray) -> np.ndarray:
-    """Amplitudes to the nearest 16-bit samples, with the scale that reading them divides by."""
-    return np.clip(np.rint(pcm * 32768.0), -32768, 32767).astype(np.int16)
