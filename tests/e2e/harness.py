@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -89,11 +90,23 @@ def run(*words: object) -> Result:
     return Result(code, out.buffer.getvalue(), err.getvalue())  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def _heed_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start(*words: object, cwd: Path) -> subprocess.Popen[bytes]:
     """`txl-audio WORDS` as a process of its own."""
     command = [sys.executable, "-m", "txl_audio.cli", *(str(word) for word in words)]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    # Started from a background job, tests inherit an ignored SIGINT, and so would this process.
+    return subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=_heed_interrupts,
+    )
 
 
 def tree(folder: Path) -> dict[str, bytes]:
