@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import json
 import os
@@ -99,7 +100,7 @@ def start(*words: object, cwd: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "txl_audio.cli", *(str(word) for word in words)]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     # Started from a background job, tests inherit an ignored SIGINT, and so would this process.
-    return subprocess.Popen(
+    process = subprocess.Popen(
         command,
         cwd=cwd,
         env=environment,
@@ -107,6 +108,8 @@ def start(*words: object, cwd: Path) -> subprocess.Popen[bytes]:
         stderr=subprocess.PIPE,
         preexec_fn=_heed_interrupts,
     )
+    atexit.register(process.kill)  # a test that fails must not leave it running
+    return process
 
 
 def tree(folder: Path) -> dict[str, bytes]:
