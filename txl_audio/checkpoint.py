@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from txl_audio.runtime import sync_folder
 from txl_audio.tokens import CheckpointError, TokenSpec
 
 VERSION = 1
@@ -123,7 +124,7 @@ class RunFolder:
             shutil.rmtree(old, ignore_errors=True)
             now.rename(old)
         new.rename(now)
-        _sync(self.path)
+        sync_folder(self.path)
         shutil.rmtree(old, ignore_errors=True)
 
     def has_state(self) -> bool:
@@ -172,7 +173,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-    _sync(path.parent)
+    sync_folder(path.parent)
 
 
 def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -181,7 +182,7 @@ def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     with open(temporary, "rb") as file:
         os.fsync(file.fileno())
     temporary.replace(path)
-    _sync(path.parent)
+    sync_folder(path.parent)
 
 
 def _load_tensors(path: Path) -> dict[str, Tensor]:
@@ -200,11 +201,3 @@ def _read_json(path: Path) -> dict[str, Any]:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

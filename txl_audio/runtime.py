@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -190,3 +191,13 @@ def matmul_flops(device: torch.device, dtype: torch.dtype, seconds: float = 0.5)
             run()
             done += products
     return 2.0 * n**3 * done / elapsed
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames in a folder durable, where the system allows opening folders."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

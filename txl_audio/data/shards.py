@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from txl_audio.runtime import sync_folder
 from txl_audio.tokens import DataError, SpecError, TokenSpec, TxlError
 
 VERSION = 1
@@ -296,7 +297,7 @@ class ShardWriter:
                 os.fsync(file.fileno())
         # From here on the folder counts as complete: see finish_interrupted.
         (self.folder / _JOURNAL_FILE).unlink()
-        _sync_folder(self.folder)
+        sync_folder(self.folder)
         _put_in_place(self.folder, self.out)
 
     def abandon(self) -> None:
@@ -363,7 +364,7 @@ def _put_in_place(folder: Path, out: Path) -> None:
         shutil.rmtree(replaced, ignore_errors=True)
         out.rename(replaced)
     folder.rename(out)
-    _sync_folder(out.parent)
+    sync_folder(out.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
@@ -392,13 +393,3 @@ def _require_replaceable(out: Path) -> None:
     is_shards = (out / INDEX_FILE).is_file() and (out / TOKENS_FILE).is_file()
     if not out.is_dir() or not (is_shards or not any(out.iterdir())):
         raise DataError(f"{out} exists and is not a shard folder; it is left alone, choose another target")
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes renames in a folder durable, where the system allows opening folders."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
