@@ -1,0 +1,26 @@
+"""Weights from elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from txl_audio.cli.common import app, say
+
+
+@app.command("import")
+def import_weights(
+    source: Annotated[Path, typer.Argument(help="Folder with config.json and weights.")],
+    out: Annotated[Path, typer.Option(help="Run folder to write.")],
+    segment_len: Annotated[
+        int | None, typer.Option(min=1, help="Frames per segment. [default: the source's own, else 128]")
+    ] = None,
+) -> None:
+    """Read Transformer-XL weights of the authors' PyTorch code or of Hugging Face."""
+    from txl_audio import recipe
+
+    model = recipe.import_run(source, out, segment_len=segment_len)
+    parameters = sum(p.numel() for p in model.parameters())
+    say(f"imported {parameters:,} parameters, segments of {model.core.config.segment_len}, in {out}")
