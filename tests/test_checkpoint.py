@@ -38,9 +38,9 @@ def loaded_step(folder: RunFolder) -> int:
 
 def test_weights_and_spec_round_trip(folder: RunFolder) -> None:
     model = wave_model()
-    folder.save_model(model, model.spec, step=7, origin="trained")
+    folder.save_model(model, {"main": model.spec}, step=7, origin="trained")
     folder.require()
-    assert folder.spec() == model.spec
+    assert folder.specs() == {"main": model.spec}
     other = wave_model()
     with torch.no_grad():
         for parameter in other.parameters():
@@ -71,7 +71,7 @@ def test_views_are_saved_as_what_they_show(folder: RunFolder) -> None:
 def test_nothing_is_left_beside_what_was_saved(folder: RunFolder) -> None:
     model = wave_model()
     for step in range(3):
-        folder.save_model(model, model.spec, step=step, origin="trained")
+        folder.save_model(model, {"main": model.spec}, step=step, origin="trained")
         folder.save_state(*state(step))
     names = {path.relative_to(folder.path).as_posix() for path in folder.path.rglob("*")}
     assert names == {
@@ -166,7 +166,7 @@ def test_a_run_is_not_overwritten(folder: RunFolder, tmp_path: Path) -> None:
 
 def test_a_run_is_removed_with_all_that_runs_write_and_nothing_else(folder: RunFolder) -> None:
     model = wave_model()
-    folder.save_model(model, model.spec, step=0, origin="trained")
+    folder.save_model(model, {"main": model.spec}, step=0, origin="trained")
     folder.save_state(*state(1))
     for name in ("events.out.tfevents.1.host.2", "metrics.jsonl", "model.safetensors.new"):
         (folder.path / name).touch()
@@ -190,27 +190,27 @@ def test_folders_that_are_incomplete(folder: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no saved training state to resume"):
         folder.load_state()
     with pytest.raises(CheckpointError, match=r"no model.json in .*; the run is incomplete"):
-        folder.spec()
+        folder.specs()
     with pytest.raises(CheckpointError, match=r"no model.safetensors in .*; the run is incomplete"):
         folder.load_model(wave_model())
 
 
 def test_files_that_are_damaged(folder: RunFolder) -> None:
     model = wave_model()
-    folder.save_model(model, model.spec, step=0, origin="trained")
+    folder.save_model(model, {"main": model.spec}, step=0, origin="trained")
     path = folder.path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(CheckpointError, match=r"model.safetensors is damaged"):
         folder.load_model(model)
     (folder.path / "model.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"model.json is damaged"):
-        folder.spec()
+        folder.specs()
     (folder.path / "model.json").write_text('{"version": 99}')
-    with pytest.raises(CheckpointError, match=r"model.json has version 99, expected 1"):
-        folder.spec()
-    (folder.path / "model.json").write_text('{"version": 1, "spec": {"modality": "text"}}')
+    with pytest.raises(CheckpointError, match=r"model.json has version 99, expected 2"):
+        folder.specs()
+    (folder.path / "model.json").write_text('{"version": 2, "streams": {"main": {"modality": "text"}}}')
     with pytest.raises(SpecError, match=r"model.json: token spec has fields \['modality'\]"):
-        folder.spec()
+        folder.specs()
 
 
 def test_weights_of_another_model_are_named() -> None:

@@ -191,3 +191,19 @@ def test_configs_are_frozen() -> None:
 )
 def test_round_trip_through_yaml(run: Run) -> None:
     assert parse(Run, run.to_yaml()) == run
+
+
+class Part(Config):
+    rate: float = 1.0
+
+
+class Parts(Config):
+    parts: dict[str, Part] = {}
+
+
+def test_names_that_a_user_chose_stay_in_messages() -> None:
+    assert parse(Parts, "parts: {mine: {rate: 2}}").parts["mine"].rate == 2.0
+    with pytest.raises(ConfigError, match=r"unknown key 'parts.mine.rat'; did you mean 'parts.mine.rate'\?"):
+        parse(Parts, "parts: {mine: {rat: 2}}")
+    with pytest.raises(ConfigError, match=r"parts.mine.rate: .* got 'fast'"):
+        parse(Parts, "parts: {mine: {rate: fast}}")

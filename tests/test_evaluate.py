@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tiny import STREAMS, TEXT, text_model, wave_model
-from txl_audio.evaluate import Totals, evaluate, score_document, score_tokens
+from tests.tiny import NUMBERED, STREAMS, TEXT, text_model, wave_model
+from txl_audio.dynamic import DynamicConfig
+from txl_audio.evaluate import EvaluateConfig, Totals, evaluate, score_document, score_tokens
+from txl_audio.model.positions import RelativeConfig
 from txl_audio.model.sequence import SequenceModel
-from txl_audio.tokens import DataError
+from txl_audio.tokens import ConfigError, DataError
 
 
 def make(stream: str, **changes: object) -> SequenceModel:
@@ -31,18 +33,20 @@ def test_lanes_and_order_change_nothing(stream: str, window: str) -> None:
     documents = documents_for(model)
     alone = torch.cat([score_document(model, document) for document in documents])
     assert len(alone) == 500 - (5 if stream == "text" else 0)
-    for lanes in (1, 2, 3, 8):
-        totals = evaluate(model, documents, lanes=lanes)
+    # A text is cut into a piece for every lane, and a piece begins without what stands before it.
+    for lanes in (1,) if stream == "text" else (1, 2, 3, 8):
+        totals = evaluate(model, documents, EvaluateConfig(lanes=lanes))
         assert totals.count == len(alone)
         assert totals.nats == pytest.approx(alone.double().sum().item(), rel=1e-5)
-    backwards = evaluate(model, documents[::-1], lanes=2)
+    backwards = evaluate(model, documents[::-1], EvaluateConfig(lanes=lanes))
     assert backwards.nats == pytest.approx(totals.nats, rel=1e-5)
 
 
 def test_with_the_papers_window_the_count_is_exact_too() -> None:
-    model = wave_model(window="segment")
-    documents = documents_for(model)
-    assert {evaluate(model, documents, lanes=lanes).count for lanes in (1, 2, 8)} == {500}
+    for model, expected in ((wave_model(window="segment"), 500), (text_model(window="segment"), 495)):
+        documents = documents_for(model)
+        counts = {evaluate(model, documents, EvaluateConfig(lanes=lanes)).count for lanes in (1, 2, 8)}
+        assert counts == {expected}
 
 
 def test_a11_zeros_are_scored_like_any_code() -> None:
@@ -61,7 +65,9 @@ def test_sums_are_double(monkeypatch: pytest.MonkeyPatch) -> None:
         return nats, state
 
     monkeypatch.setattr(model, "nll", nll)
-    assert evaluate(model, [np.zeros(101, dtype=np.uint8)], lanes=1) == Totals(2.0**25 + 99, 100)
+    assert evaluate(model, [np.zeros(101, dtype=np.uint8)], EvaluateConfig(lanes=1)) == Totals(
+        2.0**25 + 99, 100
+    )
 
 
 def test_bits() -> None:
@@ -81,15 +87,17 @@ def test_uniform_guessing_costs_the_logarithm_of_the_vocabulary() -> None:
 def test_warm_memory_runs_on_between_documents() -> None:
     model = wave_model()
     documents = documents_for(model)
-    warm = evaluate(model, documents, lanes=1, warm=True)
-    cold = evaluate(model, documents, lanes=1)
+    warm = evaluate(model, documents, EvaluateConfig(lanes=1), warm=True)
+    cold = evaluate(model, documents, EvaluateConfig(lanes=1))
     assert warm.count == cold.count and abs(warm.nats - cold.nats) > 1e-2
 
 
 def test_limit_and_progress() -> None:
     model = text_model()
     seen: list[int] = []
-    totals = evaluate(model, [np.zeros(3000, dtype=np.uint8)], lanes=1, limit=500, progress=seen.append)
+    totals = evaluate(
+        model, [np.zeros(3000, dtype=np.uint8)], EvaluateConfig(lanes=1), limit=500, progress=seen.append
+    )
     assert seen == sorted(seen) and seen[-1] == totals.count
     assert 500 <= totals.count < 1000
 
@@ -144,6 +152,68 @@ def test_tokens_that_cannot_be_scored() -> None:
     for wrong in (torch.full((3, 1), 11), torch.full((3, 1), -1), torch.zeros(3, 1)):
         with pytest.raises(DataError, match="tokens must be integers in 0..10"):
             score_tokens(model, wrong)
+
+
+@pytest.mark.parametrize("stride", [1, 3, 4])
+@pytest.mark.parametrize("scheme", ["absolute", "alrfou", "relative"])
+def test_sliding_windows_score_every_target_with_the_longest_context(scheme: str, stride: int) -> None:
+    model = text_model(**NUMBERED.get(scheme, {"mem_len": 0, "window": "segment"}))
+    documents = documents_for(model, (30, 3, 1, 5, 6))
+    expected, count = 0.0, 0
+    for document in documents:
+        line = torch.from_numpy(document).long()[None, :, None]
+        end = 0
+        for begin in [*range(0, len(document) - 5, stride), max(0, len(document) - 5)]:
+            window = line[:, begin : begin + 5]  # segments of 4 and the symbol after
+            if window.size(1) < 2:
+                continue
+            nats, _ = model.nll(window[:, :-1], window[:, 1:], model.initial_state(1))
+            new = begin + nats.size(1) - end
+            expected, count, end = (
+                expected + nats[0, nats.size(1) - new :].sum().item(),
+                count + new,
+                end + new,
+            )
+    assert count == sum(len(document) - 1 for document in documents)
+    for lanes in (1, 5):
+        totals = evaluate(model, documents, EvaluateConfig(stride=stride, lanes=lanes))
+        assert totals.count == count and totals.nats == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_sliding_windows_over_frames_keep_the_symbols_before(stream: str) -> None:
+    """With windows that do not overlap nothing but the history of samples goes from one to the next."""
+    model = wave_model(stream, mem_len=0, window="segment")
+    documents = documents_for(model, (64, 128))
+    whole = evaluate(model, documents, EvaluateConfig(lanes=1))
+    windows = evaluate(model, documents, EvaluateConfig(stride=4, lanes=3))
+    assert windows.count == whole.count and windows.nats == pytest.approx(whole.nats, rel=1e-6)
+
+
+def test_settings_of_its_own_equal_a_model_built_with_them() -> None:
+    changes = {"mem_len": 9, "segment_len": 7, "window": "same_length"}
+    model = text_model()
+    built = text_model(**changes, positions=RelativeConfig(clamp_len=5))
+    documents = documents_for(model)
+    expected = evaluate(built, documents, EvaluateConfig(segment_len=7))
+    got = evaluate(model, documents, EvaluateConfig(**changes, clamp_len=5))
+    assert got == expected != evaluate(model, documents)
+    alone = score_document(model, documents[0], EvaluateConfig(**changes, clamp_len=5))
+    torch.testing.assert_close(alone, score_document(built, documents[0]), rtol=1e-5, atol=1e-5)
+
+
+def test_settings_that_cannot_be_used() -> None:
+    documents = [np.zeros(9, dtype=np.uint8)]
+    for model, config, message in (
+        (text_model(), EvaluateConfig(stride=1), "stride is for models without memory"),
+        (text_model(mem_len=0), EvaluateConfig(stride=1), "window sliding; leave stride out"),
+        (text_model(**NUMBERED["alrfou"]), EvaluateConfig(stride=5), "stride 5 would leave out targets"),
+        (text_model(**NUMBERED["alrfou"]), EvaluateConfig(mem_len=4), "expected mem_len 0, got 4"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            evaluate(model, documents, config)
+    with pytest.raises(ValueError, match="two ways to evaluate"):
+        EvaluateConfig(stride=1, dynamic=DynamicConfig())
 
 
 def test_nothing_to_score() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Literal
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from txl_audio.optim import OptimConfig
 
 
 def rates(config: OptimConfig, steps: int) -> list[float]:
-    """Learning rate of every step of a run of `steps`, as the trainer asks for it."""
+    """Share of the peak at every step of a run of `steps`, as the trainer asks for it."""
     ended = config.warmup_steps / steps
     return [
         config.rate(step, step / steps, ended if step >= config.warmup_steps else 0.0)
@@ -31,11 +32,13 @@ def test_m13_the_two_parts_meet() -> None:
     assert lr[0] > 0 and 0 < lr[99] < 0.002
 
 
-def test_the_end_is_a_share_of_the_peak() -> None:
-    config = OptimConfig(lr=2.0, warmup_steps=10, final_lr=0.1)
-    assert config.rate(100, 1.0, 0.1) == pytest.approx(0.2)
-    assert config.rate(150, 1.5, 0.1) == pytest.approx(0.2)
-    assert config.rate(55, 0.55, 0.1) == pytest.approx(2.0 * (0.1 + 0.9 / 2))
+@pytest.mark.parametrize(("schedule", "quarter"), [("cosine", 0.5 + 0.5**1.5), ("linear", 0.75)])
+def test_the_end_is_a_share_of_the_peak(schedule: Literal["cosine", "linear"], quarter: float) -> None:
+    config = OptimConfig(warmup_steps=10, final_lr=0.1, schedule=schedule)
+    assert config.rate(100, 1.0, 0.1) == pytest.approx(0.1)
+    assert config.rate(150, 1.5, 0.1) == pytest.approx(0.1)
+    assert config.rate(55, 0.55, 0.1) == pytest.approx(0.1 + 0.9 / 2)
+    assert config.rate(30, 0.325, 0.1) == pytest.approx(0.1 + 0.9 * quarter)
 
 
 @pytest.mark.parametrize(("warmup_steps", "steps"), [(0, 10), (10, 10), (50, 10), (9, 10)])
@@ -47,7 +50,7 @@ def test_unusual_lengths(warmup_steps: int, steps: int) -> None:
 
 def test_matrices_decay_and_vectors_do_not() -> None:
     model = wave_model()
-    decayed, free = OptimConfig(weight_decay=0.3).build(model).param_groups
+    decayed, free = OptimConfig(weight_decay=0.3).build(model).parts[0].param_groups
     assert (decayed["weight_decay"], free["weight_decay"]) == (0.3, 0.0)
     assert all(p.dim() >= 2 for p in decayed["params"])
     together = {id(p) for group in (decayed, free) for p in group["params"]}
@@ -66,7 +69,7 @@ def test_matrices_decay_and_vectors_do_not() -> None:
 )
 def test_what_positions_learn_does_not_decay_unless_it_is_a_matrix(scheme: str, free: set[str]) -> None:
     model = text_model(**{**RELATIVE, **NUMBERED}[scheme])
-    groups = OptimConfig().build(model).param_groups
+    groups = OptimConfig().build(model).parts[0].param_groups
     names = {id(p): name.removeprefix("core.positions.") for name, p in model.named_parameters()}
     decayed, left = ({names[id(p)] for p in group["params"]} for group in groups)
     assert free <= left and not free & decayed
@@ -78,7 +81,7 @@ def test_frozen_parameters_are_left_out() -> None:
     for parameter in model.core.parameters():
         parameter.requires_grad_(False)
     optimiser = OptimConfig().build(model)
-    count = sum(len(group["params"]) for group in optimiser.param_groups)
+    count = sum(len(group["params"]) for group in optimiser.parts[0].param_groups)
     assert count == len(list(model.embedding.parameters())) + len(list(model.head.parameters()))
 
 
@@ -97,3 +100,39 @@ def test_a_step_moves_against_the_gradient() -> None:
     layer.weight.grad, layer.bias.grad = torch.ones(2, 2), torch.zeros(2)
     optimiser.step()
     torch.testing.assert_close(layer.weight.detach(), before - 0.01)
+
+
+def test_muon_has_the_matrices_of_the_core() -> None:
+    """Embeddings, heads, vectors and stacked tensors stay with AdamW; every parameter has one owner."""
+    model = wave_model()
+    optimiser = OptimConfig(optimiser="muon", lr=0.01, matrix_lr=0.03).build(model)
+    adam, muon = ({id(p) for g in part.param_groups for p in g["params"]} for part in optimiser.parts)
+    assert not adam & muon and adam | muon == {id(p) for p in model.parameters()}
+    names = [n for n, p in model.named_parameters() if id(p) in muon]
+    assert "core.layers.0.qkv.weight" in names and "core.positions.keys.1.weight" in names
+    assert all(n.startswith("core.") and n.endswith(".weight") for n in names)
+    optimiser.set_rate(0.5)
+    assert optimiser.lr == 0.005
+    assert optimiser.parts[1].param_groups[0]["lr"] == pytest.approx(0.015)
+
+
+def test_a_step_of_muon_is_nearly_orthogonal() -> None:
+    """The update has singular values near one another, whatever those of the gradient."""
+    core = torch.nn.Module()
+    core.core = torch.nn.Linear(24, 16, bias=False)
+    before = core.core.weight.detach().clone()
+    optimiser = OptimConfig(optimiser="muon", lr=0.01, weight_decay=0.0).build(core)
+    scales = torch.logspace(-2, 2, 16)
+    core.core.weight.grad = scales[:, None] * torch.randn(16, 24)
+    optimiser.step()
+    update = torch.linalg.svdvals(core.core.weight.detach() - before)
+    gradient = torch.linalg.svdvals(core.core.weight.grad)
+    assert gradient.max() / gradient.min() > 1000
+    # Root mean square of an update like Adam's: 0.2 of the rate (Liu et al. 2025).
+    assert update.square().sum().sqrt() / (16 * 24) ** 0.5 == pytest.approx(0.01 * 0.2, rel=0.35)
+    assert update.max() / update.median() < 2
+
+
+def test_a_rate_for_matrices_needs_muon() -> None:
+    with pytest.raises(ValueError, match="matrix_lr is the rate of Muon's matrices"):
+        OptimConfig(matrix_lr=0.1)

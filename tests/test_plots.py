@@ -125,6 +125,20 @@ def test_training_curve_shows_the_records(tmp_path: Path) -> None:
     assert (tmp_path / "curve.png").read_bytes().startswith(PNG)
 
 
+def test_every_stream_has_a_panel(tmp_path: Path) -> None:
+    metrics = write_metrics(
+        tmp_path / "metrics.jsonl",
+        [
+            {"step": 10, "kind": "train", "stream": "speech", "bits_per_sample": 6.0},
+            {"step": 10, "kind": "train", "stream": "text", "bits_per_character": 3.0},
+            {"step": 20, "kind": "train", "stream": "text", "bits_per_character": 2.0},
+        ],
+    )
+    panels = plots.plot_training(metrics).axes
+    assert [axes.get_ylabel() for axes in panels] == ["speech bits per sample", "text bits per character"]
+    assert [list(axes.lines[0].get_ydata()) for axes in panels] == [[6.0], [3.0, 2.0]]
+
+
 def test_metrics_that_cannot_be_drawn(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no metrics at"):
         plots.plot_training(tmp_path / "absent.jsonl")

@@ -16,6 +16,7 @@ from tests.tiny import TEXT as TEXT_SPEC
 from txl_audio import recipe
 from txl_audio.codecs.mulaw import MuLawCodec, mulaw_decode
 from txl_audio.config import load, parse
+from txl_audio.model.sequence import SINGLE
 from txl_audio.sampling import sound
 from txl_audio.tokens import ConfigError, DataError, SpecError
 
@@ -27,8 +28,13 @@ def test_every_config_loads_and_builds(path: Path) -> None:
     config = load(recipe.RunConfig, path)
     assert config.name == path.stem and config.data is not None
     assert parse(recipe.RunConfig, config.to_yaml()) == config
-    model = config.model.build(MuLawCodec().spec)
-    assert model.spec == MuLawCodec(config.model.symbols_per_frame).spec
+    model = recipe.describe(path)
+    for name, part in config.model.parts().items():
+        spec = model.streams[name].spec
+        if spec.modality == "waveform":
+            assert spec == MuLawCodec(part.symbols_per_frame).spec
+        else:
+            assert spec.vocab_size == part.vocab_size
 
 
 def test_the_folder_of_a_run() -> None:
@@ -39,9 +45,11 @@ def test_the_folder_of_a_run() -> None:
 
 def test_the_same_seed_gives_the_same_model() -> None:
     config = parse(recipe.RunConfig, TINY)
-    first, second = (recipe.new_model(config, MuLawCodec().spec).state_dict() for _ in range(2))
+    first, second = (recipe.new_model(config, {SINGLE: MuLawCodec().spec}).state_dict() for _ in range(2))
     assert all(torch.equal(value, second[name]) for name, value in first.items())
-    other = recipe.new_model(parse(recipe.RunConfig, TINY, ["seed=1"]), MuLawCodec().spec).state_dict()
+    other = recipe.new_model(
+        parse(recipe.RunConfig, TINY, ["seed=1"]), {SINGLE: MuLawCodec().spec}
+    ).state_dict()
     assert not torch.equal(first["core.layers.0.qkv.weight"], other["core.layers.0.qkv.weight"])
 
 
@@ -57,7 +65,7 @@ def test_the_same_seed_gives_the_same_model() -> None:
 def test_parts_that_do_not_fit_the_stream(text: str, old: str, new: str, message: str) -> None:
     model = parse(recipe.RunConfig, text.replace(old, new)).model
     with pytest.raises((ConfigError, SpecError), match=message):
-        model.build(TEXT_SPEC if text is TEXT else MuLawCodec().spec)
+        model.build({SINGLE: TEXT_SPEC if text is TEXT else MuLawCodec().spec})
 
 
 def test_a_codec_that_is_not_known() -> None:
@@ -81,7 +89,7 @@ def test_a_codec_is_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         recipe.codec_of(spec)
     monkeypatch.setitem(recipe.CODECS, "other", OtherConfig)
     assert recipe.codec_of(spec.framed(4)).spec == spec.framed(4)
-    model = parse(recipe.RunConfig, TINY).model.build(spec)
+    model = parse(recipe.RunConfig, TINY).model.build({SINGLE: spec})
     assert model.spec == spec.framed(4)
 
 

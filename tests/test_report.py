@@ -10,13 +10,15 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from txl_audio.evaluate import Totals
-from txl_audio.report import Reporter
+from txl_audio.model.sequence import SINGLE
+from txl_audio.report import Reporter, StreamFacts
 
 LN2 = 0.6931471805599453
 
 
 def reporter(folder: Path, **options: Any) -> Reporter:
-    return Reporter(folder, unit="bits_per_sample", flops_per_symbol=50.0, machine_flops=1e4, **options)
+    facts = {SINGLE: StreamFacts("bits_per_sample", 50.0)}
+    return Reporter(folder, streams=facts, machine_flops=1e4, **options)
 
 
 def at(step: int) -> dict[str, Any]:
@@ -26,8 +28,9 @@ def at(step: int) -> dict[str, Any]:
 def train_steps(folder: Path, steps: range, *, bits: float, **options: Any) -> None:
     with reporter(folder, **options) as report:
         for step in steps:
-            report.step(step, 100 * step, 2.0 * step, step / 10, Totals(bits * LN2 * 100, 100))
-            report.train(at(step), Totals(bits * LN2 * 100, 100), gradient_norm=0.5, lr=1e-3)
+            report.step(SINGLE, step, 100 * step, 2.0 * step, step / 10, Totals(bits * LN2 * 100, 100))
+            facts = {"gradient_norm": 0.5, "lr": 1e-3}
+            report.train(SINGLE, at(step), Totals(bits * LN2 * 100, 100), facts)
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
@@ -35,11 +38,11 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_a_record_of_training(tmp_path: Path) -> None:
-    train_steps(tmp_path, range(1, 2), bits=3.0)
-    assert records(tmp_path) == [
+    train_steps(tmp_path, range(1, 3), bits=3.0)
+    assert records(tmp_path)[1:] == [
         {
             "kind": "train",
-            **at(1),
+            **at(2),
             "bits_per_sample": pytest.approx(3.0),
             "lr": 1e-3,
             "gradient_norm": 0.5,
@@ -55,8 +58,8 @@ def test_a_record_of_validation_says_whether_it_is_whole(
     with reporter(tmp_path) as report:
         with report.validating(40) as progress:
             progress(40)
-        report.validation(at(3), Totals(2.5 * LN2 * 40, 40), whole=False)
-        report.validation(at(3), Totals(2.5 * LN2 * 90, 90), whole=True)
+        report.validation(SINGLE, at(3), Totals(2.5 * LN2 * 40, 40), whole=False)
+        report.validation(SINGLE, at(3), Totals(2.5 * LN2 * 90, 90), whole=True)
     got = records(tmp_path)
     assert [(r["kind"], r["count"], r["whole_split"]) for r in got] == [
         ("validation", 40, False),
@@ -75,7 +78,7 @@ def test_a_log_file_gets_lines_instead_of_a_bar(tmp_path: Path, capsys: pytest.C
     printed, said = capsys.readouterr()
     assert printed == "" and "\x1b" not in said
     assert [line.split()[:2] for line in said.splitlines()] == [["step", "1"], ["step", "2"]]
-    assert said.splitlines()[0].endswith("training 3.0000 bits per sample  50 symbols/s")
+    assert said.splitlines()[1].endswith("training 3.0000 bits per sample  50 symbols/s")
 
 
 def test_resuming_forgets_what_came_after_the_checkpoint(tmp_path: Path) -> None:
@@ -95,3 +98,21 @@ def test_resuming_forgets_what_came_after_the_checkpoint(tmp_path: Path) -> None
 def test_a_run_that_starts_anew_keeps_nothing_back(tmp_path: Path) -> None:
     train_steps(tmp_path, range(1, 3), bits=4.0)
     assert [r["step"] for r in records(tmp_path)] == [1, 2]
+
+
+def test_several_streams_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = {"speech": StreamFacts("bits_per_sample", 50.0), "text": StreamFacts("bits_per_byte", 20.0)}
+    with Reporter(tmp_path, streams=facts, machine_flops=1e4) as report:
+        report.step("speech", 1, 100, 2.0, 0.1, Totals(1.0, 100))
+        report.step("speech", 2, 200, 4.0, 0.2, Totals(1.0, 100))
+        report.step("text", 3, 210, 6.0, 0.3, Totals(1.0, 10))
+        report.train("text", {**at(3), "symbols": 210}, Totals(2.0 * LN2 * 10, 10), {})
+        report.validation("speech", at(3), Totals(2.5 * LN2 * 90, 90), whole=True)
+    train, validation = records(tmp_path)
+    assert (train["stream"], train["bits_per_byte"]) == ("text", pytest.approx(2.0))
+    # 100 symbols of speech and 10 of text in the 4 s since the first step.
+    assert train["share_of_matmul_rate"] == pytest.approx((100 * 50 + 10 * 20) / 4 / 1e4)
+    assert (validation["stream"], validation["bits_per_sample"]) == ("speech", pytest.approx(2.5))
+    assert "training text 2.0000 bits per byte" in capsys.readouterr().err
+    shown = EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"]
+    assert {"train/text/bits_per_byte", "validation/speech/bits_per_sample"} <= set(shown)

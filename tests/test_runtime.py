@@ -131,6 +131,17 @@ def test_reading_the_rng_state_draws_nothing() -> None:
     assert draws() == expected
 
 
+def test_building_without_initialisation_draws_nothing() -> None:
+    state = torch.get_rng_state()
+    with runtime.no_initialisation():
+        layer = torch.nn.Linear(3, 2)
+        torch.nn.init.normal_(layer.weight, std=0.02)
+        torch.nn.Embedding(4, 2).weight.data.uniform_()
+        torch.nn.init.zeros_(layer.bias)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not layer.bias.any()
+
+
 def test_bad_rng_state_is_an_error() -> None:
     with pytest.raises(CheckpointError, match="lacks \\['numpy', 'torch'\\]"):
         runtime.set_rng_state({"python": []})

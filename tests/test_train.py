@@ -14,14 +14,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.tiny import core_config, wave_model
+from tests.tiny import joint_model, wave_model
 from txl_audio import runtime
 from txl_audio.checkpoint import RunFolder
 from txl_audio.evaluate import evaluate
-from txl_audio.model.sequence import SequenceModel
-from txl_audio.report import Reporter
+from txl_audio.data.stream import TokenStream
+from txl_audio.model.sequence import SINGLE, SequenceModel
+from txl_audio.report import Reporter, StreamFacts
 from txl_audio.tokens import CheckpointError, ConfigError, DataError
-from txl_audio.train import DivergedError, TrainConfig, Trainer
+from txl_audio.train import DivergedError, StreamData, StreamTrainConfig, TrainConfig, Trainer
 
 
 def documents(seed: int = 0) -> list[np.ndarray]:
@@ -40,22 +41,30 @@ def config(**changes: Any) -> TrainConfig:
 def trainer(path: Path, settings: TrainConfig | None = None, *, seed: int = 0, **changes: Any) -> Trainer:
     """A trainer with everything that draws random numbers turned on."""
     model = wave_model(**{"dropout": 0.2, "attention_dropout": 0.2, **changes.pop("core", {})})
+    sample = changes.pop("sample", None)
+    t = new_trainer(path, model, settings, seed=seed, **changes)
+    if sample is not None:
+        t.samplers[SINGLE] = sample
+    return t
+
+
+def new_trainer(
+    path: Path, model: SequenceModel, settings: TrainConfig | None = None, *, seed: int = 0, **data: Any
+) -> Trainer:
+    values = {"train": documents(), "valid": documents(1)[:2], **data}
     return Trainer(
         model,
         settings or config(),
-        train=documents(),
-        valid=documents(1)[:2],
+        {SINGLE: StreamData(**values)},
         folder=RunFolder(path),
         seed=seed,
         precision="float32",
-        **changes,
     )
 
 
 def reporter(path: Path, resumed_at: int = 0) -> Reporter:
-    return Reporter(
-        path, unit="bits_per_sample", flops_per_symbol=1.0, machine_flops=1e9, resumed_at=resumed_at
-    )
+    facts = {SINGLE: StreamFacts("bits_per_sample", 1.0)}
+    return Reporter(path, streams=facts, machine_flops=1e9, resumed_at=resumed_at)
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -67,17 +76,21 @@ def everything(t: Trainer) -> dict[str, Tensor]:
     out = {f"model.{name}": value for name, value in t.model.state_dict().items()}
     if t.average is not None:
         out |= {f"average.{name}": value for name, value in t.average.state_dict().items()}
-    for index, entries in t.optimiser.state_dict()["state"].items():
-        out |= {f"optimiser.{index}.{name}": value for name, value in entries.items()}
-    out |= {f"memory.{i}": hidden for i, hidden in enumerate(t.state.memory.hidden)}
-    out |= {"valid": t.state.memory.valid, "recent": t.state.recent, "random": torch.get_rng_state()}
+    out |= {f"optimiser.{name}": value for name, value in t.optimiser.state_tensors().items()}
+    for name, stream in t.streams.items():
+        out |= {f"{name}.{key}": value for key, value in stream.tensors().items()}
+    out["random"] = torch.get_rng_state()
     return {name: value.clone() for name, value in out.items()}
+
+
+def batches(t: Trainer) -> TokenStream:
+    return t.streams[SINGLE].batches
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"ema": None, "accumulate": 1}, {"lanes": 1, "segment_len": 1}],
-    ids=["all on", "plain", "smallest"],
+    [{}, {"ema": None, "accumulate": 1}, {"lanes": 1, "segment_len": 1}, {"optimiser": "muon"}],
+    ids=["all on", "plain", "smallest", "muon"],
 )
 def test_m14_stopping_changes_nothing(settings: dict[str, Any], tmp_path: Path) -> None:
     """10 steps against 5, stop, resume, 5: weights, averages, optimiser, batches, memory, losses."""
@@ -97,7 +110,7 @@ def test_m14_stopping_changes_nothing(settings: dict[str, Any], tmp_path: Path) 
         for parameter in second.model.parameters():
             parameter.zero_()
     second.resume()
-    assert second.stream.state_dict() == first.stream.state_dict() and second.at == first.at
+    assert batches(second).state_dict() == batches(first).state_dict() and second.at == first.at
     losses += [second.step() for _ in range(5)]
 
     assert losses == expected
@@ -105,7 +118,7 @@ def test_m14_stopping_changes_nothing(settings: dict[str, Any], tmp_path: Path) 
     got = everything(second)
     for name, value in everything(whole).items():
         assert torch.equal(got[name], value), name
-    a, b = next(second.stream), next(whole.stream)
+    a, b = next(batches(second)), next(batches(whole))
     assert torch.equal(a.inputs, b.inputs) and torch.equal(a.targets, b.targets)
 
 
@@ -193,15 +206,7 @@ def test_the_average_follows_the_weights(tmp_path: Path) -> None:
 
 def test_tied_weights_of_the_average_are_its_own(tmp_path: Path) -> None:
     model = wave_model("p1-softmax")
-    t = Trainer(
-        model,
-        config(),
-        train=documents(),
-        valid=documents(1),
-        folder=RunFolder(tmp_path),
-        seed=0,
-        precision="float32",
-    )
+    t = new_trainer(tmp_path, model)
     for _ in range(2):
         t.step()
     hidden = torch.randn(1, 12)
@@ -215,14 +220,14 @@ def test_accumulated_batches_are_one_batch(tmp_path: Path) -> None:
     """The gradient of 2 batches is that of all their symbols, each with equal weight."""
     t = trainer(tmp_path, config(accumulate=2, clip=1e9), core={"dropout": 0.0, "attention_dropout": 0.0})
     reference = wave_model()
-    stream = trainer(tmp_path, config()).stream
+    stream = batches(trainer(tmp_path, config()))
     state, nats, count = reference.initial_state(3), torch.zeros(()), 0
     for batch in (next(stream), next(stream)):
         total, scored, state = reference.loss(batch.inputs, batch.targets, state, batch.reset)
         nats, count = nats + total, count + int(scored)
     (nats / count).backward()
     norm = torch.stack([p.grad.norm() for p in reference.parameters() if p.grad is not None]).norm()
-    totals, got = t.step()
+    _, totals, got = t.step()
     assert got == pytest.approx(norm.item(), rel=1e-4)
     assert totals.count == count == t.at.symbols and totals.nats == pytest.approx(nats.item(), rel=1e-5)
 
@@ -233,10 +238,11 @@ def test_it_learns(tmp_path: Path) -> None:
         config(steps=60, lr=0.01, accumulate=1, ema=None, segment_len=16),
         core={"dropout": 0.0, "attention_dropout": 0.0},
     )
-    before = evaluate(t.model, t.valid).bits
-    losses = [t.step()[0].bits for _ in range(60)]
+    valid = documents(1)[:2]
+    before = evaluate(t.model, valid).bits
+    losses = [t.step()[1].bits for _ in range(60)]
     assert np.mean(losses[-10:]) < np.mean(losses[:10]) - 1
-    assert evaluate(t.model, t.valid).bits < before - 1
+    assert evaluate(t.model, valid).bits < before - 1
 
 
 def test_learning_rates_are_those_of_the_schedule(tmp_path: Path) -> None:
@@ -244,7 +250,7 @@ def test_learning_rates_are_those_of_the_schedule(tmp_path: Path) -> None:
     t, rates = trainer(tmp_path, settings), []
     for _ in range(10):
         t.step()
-        rates.append(t.optimiser.param_groups[0]["lr"])
+        rates.append(t.optimiser.lr)
     assert rates[:5] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
     assert all(a > b for a, b in pairwise(rates[4:])) and rates[-1] > 0
 
@@ -291,6 +297,7 @@ def test_a_finished_run_trains_no_further(tmp_path: Path) -> None:
         ({"lanes": 4}, 0, "was trained with train.lanes=3, got 4; resume with the same or start a new run"),
         ({"segment_len": 6}, 0, "train.segment_len=5, got 6"),
         ({"ema": None}, 0, "train.ema=0.9, got None"),
+        ({"optimiser": "muon"}, 0, "train.optimiser=adamw, got muon"),
         ({}, 1, "was trained with seed=0, got 1"),
     ],
 )
@@ -308,7 +315,7 @@ def test_resuming_with_other_data_is_refused(tmp_path: Path) -> None:
     t = trainer(tmp_path, data_id="these")
     t.step()
     t.save()
-    with pytest.raises(CheckpointError, match=r"was trained on data 'these', got 'those'; resume with"):
+    with pytest.raises(CheckpointError, match=r"was trained with data=these, got those; resume with"):
         trainer(tmp_path, data_id="those").resume()
     trainer(tmp_path, data_id="these").resume()
 
@@ -341,20 +348,17 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights(tmp_path: Path) 
 def test_settings_that_contradict_the_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train.segment_len 5 differs from core.segment_len 4"):
         trainer(tmp_path, core={"window": "segment"})
-    assert trainer(tmp_path, config(segment_len=None), core={"window": "segment"}).segment_len == 4
-    assert trainer(tmp_path, config(segment_len=None)).segment_len == core_config().segment_len
+    assert (
+        trainer(tmp_path, config(segment_len=None), core={"window": "segment"})
+        .streams[SINGLE]
+        .config.segment_len
+        == 4
+    )
+    assert trainer(tmp_path, config(segment_len=None)).streams[SINGLE].config.segment_len == 4
     with pytest.raises(ConfigError, match="a training needs a budget; set train.steps, train.minutes"):
         trainer(tmp_path, config(steps=None))
     with pytest.raises(DataError, match="at least one document"):
-        Trainer(
-            wave_model(),
-            config(),
-            train=[],
-            valid=documents(),
-            folder=RunFolder(tmp_path),
-            seed=0,
-            precision="float32",
-        )
+        new_trainer(tmp_path, wave_model(), train=[])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -373,6 +377,97 @@ def test_signals_stop_between_steps_and_save(number: int, tmp_path: Path) -> Non
 def test_bfloat16_trains(tmp_path: Path) -> None:
     t = trainer(tmp_path)
     t.precision = "bfloat16"
-    totals, norm = t.step()
+    _, totals, norm = t.step()
     assert np.isfinite(totals.nats) and np.isfinite(norm)
     assert all(p.dtype == torch.float32 for p in t.model.parameters())
+
+
+# Several streams over one core.
+
+
+def joint_trainer(path: Path, settings: TrainConfig) -> Trainer:
+    texts = [np.random.default_rng(seed).integers(0, 11, 90) for seed in range(3)]
+    data = {
+        "speech": StreamData(documents(), documents(1)[:2], data_id="s"),
+        "text": StreamData(texts, texts[:1], data_id="t"),
+    }
+    model = joint_model(dropout=0.2)
+    return Trainer(model, settings, data, folder=RunFolder(path), seed=0, precision="float32")
+
+
+JOINT = {"speech": StreamTrainConfig(weight=2.0, lanes=3), "text": StreamTrainConfig(lanes=2, segment_len=5)}
+
+
+def test_streams_take_turns_by_weight(tmp_path: Path) -> None:
+    t = joint_trainer(tmp_path, config(steps=12, streams=JOINT, segment_len=None))
+    names = [t.step()[0] for _ in range(12)]
+    assert names.count("speech") == 8 and names.count("text") == 4
+    assert all(set(names[i : i + 3]) == {"speech", "text"} for i in range(10))
+    batch = next(t.streams["text"].batches)
+    assert batch.inputs.shape == (2, 5, 1)
+    assert t.streams["speech"].config.segment_len == 4
+
+
+def test_m14_of_several_streams(tmp_path: Path) -> None:
+    settings = config(streams=JOINT, segment_len=None)
+    runtime.seed_everything(0)
+    whole = joint_trainer(tmp_path / "whole", settings)
+    expected = [whole.step() for _ in range(10)]
+
+    runtime.seed_everything(0)
+    first = joint_trainer(tmp_path / "run", settings)
+    losses = [first.step() for _ in range(4)]
+    first.folder.path.mkdir()
+    first.save()
+    runtime.seed_everything(99)
+    second = joint_trainer(tmp_path / "run", settings)
+    second.resume()
+    losses += [second.step() for _ in range(6)]
+    assert losses == expected
+    got = everything(second)
+    assert {"speech.memory.0", "text.memory.0"} <= set(got)
+    for name, value in everything(whole).items():
+        assert torch.equal(got[name], value), name
+
+
+def test_reports_and_validation_of_several_streams(tmp_path: Path) -> None:
+    t = joint_trainer(tmp_path, config(steps=6, streams=JOINT, segment_len=None, log_every=6))
+    facts = {name: StreamFacts(f"bits_of_{name}", 1.0) for name in t.streams}
+    with Reporter(tmp_path, streams=facts, machine_flops=1e9) as report:
+        assert t.run(report)
+    got = [(r["kind"], r["stream"], r["step"]) for r in records(tmp_path)]
+    assert got == [(kind, name, 6) for kind in ("train", "validation") for name in ("speech", "text")]
+    by_name = {r["stream"]: r for r in records(tmp_path) if r["kind"] == "validation"}
+    for name, model in t.best_model.streams.items():
+        totals = evaluate(model, t.streams[name].data.valid, precision="float32")
+        assert by_name[name][f"bits_of_{name}"] == pytest.approx(totals.bits)
+        assert by_name[name]["count"] == totals.count
+
+
+# Auxiliary losses.
+
+
+def test_lower_layers_predict_until_their_time_is_up(tmp_path: Path) -> None:
+    """Layer l of n until l / 2n of the budget (Al-Rfou et al. 2018)."""
+    t = trainer(tmp_path, config(steps=80, auxiliary=True), core={"n_layer": 4})
+    layers = []
+    for step in range(80):
+        t.at.step = step
+        layers.append(list(t.auxiliary_layers(t.model)))
+    changes = [step for step in range(80) if step == 0 or layers[step] != layers[step - 1]]
+    assert [(step, layers[step]) for step in changes] == [(0, [0, 1, 2]), (10, [1, 2]), (20, [2]), (30, [])]
+    assert not list(trainer(tmp_path, core={"n_layer": 4}).auxiliary_layers(t.model))
+
+
+def test_figures_are_of_the_last_layer_and_gradients_of_all(tmp_path: Path) -> None:
+    still = {"dropout": 0.0, "attention_dropout": 0.0}
+    plain = trainer(tmp_path, config(clip=1e9), core=still)
+    extra = trainer(tmp_path, config(clip=1e9, auxiliary=True), core=still)
+    (_, totals, norm), (_, with_extra, other) = plain.step(), extra.step()
+    assert totals == with_extra and norm != other
+    model = wave_model(**still)
+    batch = next(batches(trainer(tmp_path, config())))
+    state = model.initial_state(3)
+    loss, auxiliary, _, _ = model.losses(batch.inputs, batch.targets, state, batch.reset, layers=[1])
+    # The last layer's output once more: the same sum.
+    assert auxiliary.item() == pytest.approx(loss.item())

@@ -12,7 +12,7 @@ from txl_audio.codecs.mulaw import MuLawCodec
 from txl_audio.model.embeddings import SampleEmbeddingConfig, SymbolEmbeddingConfig
 from txl_audio.model.heads import FrameHead, FrameHeadConfig, SoftmaxHeadConfig
 from txl_audio.model.positions import AbsoluteConfig, AlRfouConfig, RelativeConfig, ShawConfig
-from txl_audio.model.sequence import SequenceModel, SequenceState
+from txl_audio.model.sequence import JointModel, SequenceModel, SequenceState
 from txl_audio.model.transformer import CoreConfig, TransformerXL
 from txl_audio.tokens import TokenSpec
 
@@ -20,7 +20,7 @@ M = TypeVar("M", bound=nn.Module)
 
 TEXT = TokenSpec("text", 11, 1, 0.0, 0, "test", "0")
 
-BACKENDS = ("reference", "shifted", "shift_free")
+BACKENDS = ("reference", "shifted", "biased", "shift_free")
 WINDOWS = ("segment", "same_length", "sliding")
 
 # Position schemes as changes to `core_config`; the last two number frames inside a segment.
@@ -43,6 +43,13 @@ CORES: dict[str, dict[str, Any]] = {
     for scheme, changes in RELATIVE.items()
     for window in WINDOWS
 } | NUMBERED
+
+# Parts of the modern recipe.
+MODERN: dict[str, dict[str, Any]] = {
+    "modern": {"norm_kind": "rms", "activation": "relu2", "qk_norm": True},
+    "gated": {"activation": "swiglu", "qk_norm": True, "zero_init": True, "window": "segment"},
+}
+CORES |= MODERN
 
 # Streams: symbols per frame, embedding and head.
 _SAMPLES = SampleEmbeddingConfig(kind="samples", history_samples=9, width=12)
@@ -75,6 +82,18 @@ def text_model(spec: TokenSpec = TEXT, **changes: Any) -> SequenceModel:
         return SequenceModel(spec, embedding=embedding, core=config.build(), head=head)
 
     return randomised(build)
+
+
+def joint_model(**changes: Any) -> JointModel:
+    """Speech (P 4) and text over one core; the text has a longer memory and segments of its own."""
+    single = {"speech": wave_model(**changes), "text": text_model(**changes)}
+    core = single["speech"].core
+    cores = {"speech": core, "text": core.view(mem_len=9, segment_len=5)}
+    streams = {
+        name: SequenceModel(m.spec, embedding=m.embedding, core=cores[name], head=m.head)
+        for name, m in single.items()
+    }
+    return JointModel(core, streams)
 
 
 def wave_model(stream: str = "p4-logistic", **changes: Any) -> SequenceModel:

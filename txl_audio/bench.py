@@ -112,7 +112,7 @@ def _training(model: SequenceModel, precision: runtime.Precision) -> Callable[[]
         (loss / count).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
         optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimiser.zero_grad()
         return tokens[:, 1:].numel()
 
     return step

@@ -2,7 +2,8 @@
 
     config.yaml         the resolved configuration
     model.safetensors   the weights to use (averaged ones where averaging is on)
-    model.json          token spec, step, origin
+    model.json          token spec of every stream, step, origin
+    vocabulary*.json    of text streams
     state/              everything a resume needs: raw weights, optimiser, lanes, memory, random state
     metrics.jsonl       one record per line
     samples/            audio and plots made while training
@@ -29,18 +30,19 @@ from torch import Tensor, nn
 from txl_audio.runtime import sync_folder
 from txl_audio.tokens import CheckpointError, TokenSpec
 
-VERSION = 1
+VERSION = 2
 
 _ENTRIES = (
     "config.yaml",
     "model.json",
     "model.safetensors",
+    "vocabulary.json",
     "state",
     "state.old",
     "metrics.jsonl",
     "samples",
 )
-_ENTRY_PATTERNS = (*_ENTRIES, "events.*", *(f"{name}.new" for name in _ENTRIES))
+_ENTRY_PATTERNS = (*_ENTRIES, "vocabulary.*.json", "events.*", *(f"{name}.new" for name in _ENTRIES))
 
 
 class RunFolder:
@@ -92,19 +94,26 @@ class RunFolder:
         if not (self.path / "model.safetensors").is_file():
             raise CheckpointError(f"{self.path} has no weights yet (no model.safetensors); train it first")
 
-    def save_model(self, model: nn.Module, spec: TokenSpec, *, step: int, origin: str) -> None:
+    def vocabulary_path(self, stream: str | None = None) -> Path:
+        """Where the vocabulary of a text stream lies; without a name, that of the only stream."""
+        return self.path / (f"vocabulary.{stream}.json" if stream else "vocabulary.json")
+
+    def save_model(self, model: nn.Module, specs: Mapping[str, TokenSpec], *, step: int, origin: str) -> None:
         weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
         _save_tensors(self.path / "model.safetensors", weights)
-        record = {"version": VERSION, "spec": spec.to_json(), "step": step, "origin": origin}
+        streams = {name: spec.to_json() for name, spec in specs.items()}
+        record = {"version": VERSION, "streams": streams, "step": step, "origin": origin}
         write_atomically(self.path / "model.json", json.dumps(record, indent=1).encode())
 
-    def spec(self) -> TokenSpec:
-        """What the run's model reads and writes."""
+    def specs(self) -> dict[str, TokenSpec]:
+        """What every stream of the run's model reads and writes."""
         path = self.path / "model.json"
         record = _read_json(path)
         if record.get("version") != VERSION:
-            raise CheckpointError(f"{path} has version {record.get('version')}, expected {VERSION}")
-        return TokenSpec.from_json(record["spec"], origin=str(path))
+            raise CheckpointError(
+                f"{path} has version {record.get('version')}, expected {VERSION}; train or import it again"
+            )
+        return {n: TokenSpec.from_json(v, origin=str(path)) for n, v in record["streams"].items()}
 
     def load_model(self, model: nn.Module) -> None:
         """Puts the saved weights into `model`. Raises CheckpointError where names or shapes differ."""

@@ -85,13 +85,19 @@ def _explain(cls: type[BaseModel], detail: dict[str, Any]) -> str:
     path = [str(part) for part in location if not _is_union_tag(cls, part)]
     key = ".".join(path)
     if detail["type"] == "extra_forbidden":
-        prefix = ".".join(path[:-1])
+        general, names = _without_names(known, path)
+        prefix = general.rpartition(".")[0]
         siblings = [k for k in known if k.rpartition(".")[0] == prefix]
-        near = difflib.get_close_matches(key, siblings, n=1, cutoff=0.5) or difflib.get_close_matches(
-            key, sorted(known), n=1, cutoff=0.6
+        near = difflib.get_close_matches(general, siblings, n=1, cutoff=0.5) or difflib.get_close_matches(
+            general, sorted(known), n=1, cutoff=0.6
         )
         options = ", ".join(sorted(k.rpartition(".")[2] for k in siblings))
-        hint = f"did you mean {near[0]!r}?" if near else f"known keys here: {options or 'none'}"
+        hint = f"known keys here: {options or 'none'}"
+        if near:
+            meant = near[0]
+            for name in names:
+                meant = meant.replace(ANY, name, 1)
+            hint = f"did you mean {meant!r}?"
         return f"unknown key {key!r}; {hint}"
     if detail["type"] == "missing":
         return f"missing key {key!r}"
@@ -100,6 +106,23 @@ def _explain(cls: type[BaseModel], detail: dict[str, Any]) -> str:
     # A fault of a whole section shows what is wrong itself; its mapping would only be noise.
     shown = "" if isinstance(got, dict) else f", got {got!r}"
     return f"{key or 'config'}: {message}{shown}"
+
+
+ANY = "*"
+"""Stands in a dotted key for the keys that a user chooses in a mapping."""
+
+
+def _without_names(known: set[str], path: Sequence[str]) -> tuple[str, list[str]]:
+    """A key with ANY for the names that a user chose, and those names."""
+    general: list[str] = []
+    names: list[str] = []
+    for part in path:
+        if any(key.startswith(".".join([*general, ANY, ""])) for key in known):
+            names.append(part)
+            general.append(ANY)
+        else:
+            general.append(part)
+    return ".".join(general), names
 
 
 def _is_union_tag(cls: type[BaseModel], part: object) -> bool:
@@ -122,8 +145,9 @@ def _keys(cls: type[BaseModel], prefix: str = "") -> Iterable[tuple[str, type[Ba
     """Every dotted key of a config class, through unions."""
     for name, info in cls.model_fields.items():
         yield prefix + name, cls
+        named = f"{ANY}." if get_origin(info.annotation) is dict else ""
         for model in _models(info.annotation):
-            yield from _keys(model, f"{prefix}{name}.")
+            yield from _keys(model, f"{prefix}{name}.{named}")
 
 
 def _tags(cls: type[BaseModel]) -> Iterator[str]:

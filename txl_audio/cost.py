@@ -52,3 +52,16 @@ def training_flops_per_symbol(
 def decode_state_bytes(model: SequenceModel) -> int:
     """Bytes that one sampled stream holds, however long it runs."""
     return model.decode_state(model.initial_state(1)).nbytes()
+
+
+def of_stream(model: SequenceModel) -> dict[str, float | int | None]:
+    """Memory and cost of generating one stream, by the names that `info` reports; None where undefined."""
+    spec, mem_len = model.spec, model.core.config.mem_len
+    return {
+        "frame_rate_hz": spec.frame_rate_hz or None,
+        "symbols_per_frame": spec.symbols_per_frame,
+        "mem_len_frames": mem_len,
+        "memory_s": mem_len / spec.frame_rate_hz if spec.frame_rate_hz else None,
+        "macs_per_symbol": macs_per_symbol(model),
+        "decode_state_bytes": decode_state_bytes(model),
+    }

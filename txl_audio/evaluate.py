@@ -3,19 +3,75 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from txl_audio import runtime
+from txl_audio.config import Config
 from txl_audio.data.stream import Documents, TokenStream, document_frames
-from txl_audio.model.sequence import SequenceModel
-from txl_audio.tokens import IGNORE, DataError
+from txl_audio.dynamic import DynamicConfig, dynamic_scores
+from txl_audio.model.sequence import SequenceModel, SequenceState
+from txl_audio.model.transformer import Window
+from txl_audio.tokens import IGNORE, ConfigError, DataError, TokenSpec
 
 Progress = Callable[[int], None]
+
+LONG_SEGMENT = 256
+"""Frames per segment, at least, where the result does not depend on them: short ones are slow."""
+
+
+class EvaluateConfig(Config):
+    """How a model is scored. What is left out stays as it was trained.
+
+    lanes: documents side by side; by default 8 for audio and 1 for text, which is then read in order.
+    segment_len, mem_len, window, clamp_len: of the core, see CoreConfig and RelativeConfig. Where the
+    result does not depend on segments (windows sliding and same_length), they are by default long.
+    stride: sliding-window evaluation of a model without memory. A window of segment_len frames moves on
+    by `stride` frames, and what is new in it is scored; 1 gives every target the longest context.
+    dynamic: goes on learning while it is scored, see DynamicConfig.
+    """
+
+    lanes: int | None = Field(default=None, ge=1)
+    segment_len: int | None = Field(default=None, ge=1)
+    mem_len: int | None = Field(default=None, ge=0)
+    window: Window | None = None
+    clamp_len: int | None = Field(default=None, ge=1)
+    stride: int | None = Field(default=None, ge=1)
+    dynamic: DynamicConfig | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> EvaluateConfig:
+        if self.stride is not None and self.dynamic is not None:
+            raise ValueError("stride and dynamic are two ways to evaluate; leave one of them out")
+        return self
+
+    def lanes_of(self, spec: TokenSpec) -> int:
+        return self.lanes or (1 if spec.modality == "text" else 8)
+
+    def view(self, model: SequenceModel) -> SequenceModel:
+        """The model as it is scored, with the same weights. Raises ConfigError for what it cannot do."""
+        trained = model.core.config
+        free = (self.window or trained.window) != "segment" and self.segment_len is None
+        segment_len = max(trained.segment_len, LONG_SEGMENT) if free else self.segment_len
+        viewed = model.view(
+            mem_len=self.mem_len, segment_len=segment_len, window=self.window, clamp_len=self.clamp_len
+        )
+        core = viewed.core.config
+        if self.stride is not None and (core.mem_len > 0 or core.window != "segment"):
+            raise ConfigError(
+                f"stride is for models without memory and with window segment, got mem_len {core.mem_len} and "
+                f"window {core.window}; leave stride out"
+            )
+        if self.stride is not None and self.stride > core.segment_len:
+            raise ConfigError(
+                f"stride {self.stride} would leave out targets between windows of {core.segment_len} frames"
+            )
+        return viewed
 
 
 @dataclass(frozen=True)
@@ -25,44 +81,66 @@ class Totals:
     nats: float
     count: int
 
+    def __add__(self, other: Totals) -> Totals:
+        return Totals(self.nats + other.nats, self.count + other.count)
+
     @property
     def bits(self) -> float:
         """Bits per symbol."""
         return self.nats / max(1, self.count) / math.log(2)
 
+    @property
+    def perplexity(self) -> float:
+        """e to the nats per symbol."""
+        return math.exp(self.nats / max(1, self.count))
 
-@torch.no_grad()
+
 def evaluate(
     model: SequenceModel,
     documents: Documents,
+    config: EvaluateConfig | None = None,
     *,
-    lanes: int = 8,
     warm: bool = False,
     precision: runtime.Precision = "float32",
+    train: Documents | None = None,
     limit: int | None = None,
     progress: Progress | None = None,
 ) -> Totals:
-    """Scores every symbol of the documents.
+    """Scores every symbol of the documents. The model is left as it was.
 
     Cold (the default): the model forgets at each document's begin, so that the result does not
     depend on lanes or order (with window `segment` it does, a little: documents begin anywhere in a
     segment). Warm: memory runs on from document to document within a lane.
-    `limit` stops after about so many symbols. `progress` gets the number of symbols scored.
+    `train` is what dynamic evaluation with rms measures gradients on. `limit` stops after about so many
+    symbols. `progress` gets the number of symbols scored. Raises ConfigError for settings that the model
+    does not have.
     """
+    config = config or EvaluateConfig()
     was_training = model.training
     model.eval()
-    device = next(model.parameters()).device
-    stream = TokenStream(
-        documents, model.spec, lanes=lanes, segment_len=evaluation_segment(model), reset=not warm
-    )
-    state = model.initial_state(lanes)
+    viewed = config.view(model)
+    lanes = config.lanes_of(model.spec)
+
+    def stream(of: Documents) -> TokenStream:
+        length = viewed.core.config.segment_len
+        return TokenStream(of, model.spec, lanes=lanes, segment_len=length, reset=not warm)
+
+    if config.dynamic is not None:
+        scores = dynamic_scores(
+            viewed,
+            stream(documents),
+            config.dynamic,
+            lanes=lanes,
+            precision=precision,
+            train=None if train is None else stream(train),
+        )
+    elif config.stride is not None:
+        scores = _window_scores(viewed, documents, stride=config.stride, lanes=lanes, precision=precision)
+    else:
+        scores = _segment_scores(viewed, stream(documents), lanes=lanes, precision=precision)
     nats, count = 0.0, 0
-    for batch in stream:
-        batch = batch.to(device)
-        with runtime.autocast(device, precision):
-            out, state = model.nll(batch.inputs, batch.targets, state, batch.reset)
-        nats += out.double().sum().item()
-        count += int((batch.targets != IGNORE).sum())
+    for more_nats, more in scores:
+        nats, count = nats + more_nats, count + more
         if progress:
             progress(count)
         if limit is not None and count >= limit:
@@ -71,27 +149,79 @@ def evaluate(
     return Totals(nats, count)
 
 
-def evaluation_segment(model: SequenceModel) -> int:
-    """Frames per segment: the model's own where the result depends on it, else long ones for speed."""
-    config = model.core.config
-    return config.segment_len if config.window == "segment" else max(config.segment_len, 256)
+Scores = Iterator[tuple[float, int]]
+"""(sum of nats, count) of one batch after another."""
 
 
 @torch.no_grad()
-def score_document(model: SequenceModel, symbols: np.ndarray) -> Tensor:
-    """Nats of every scored symbol of one document [N], float32: [N], or [N - 1] for text."""
+def _segment_scores(
+    model: SequenceModel, stream: TokenStream, *, lanes: int, precision: runtime.Precision
+) -> Scores:
+    device = next(model.parameters()).device
+    with runtime.autocast(device, precision):
+        state = model.projected(model.initial_state(lanes))
+    for batch in stream:
+        batch = batch.to(device)
+        with runtime.autocast(device, precision):
+            nats, state = model.nll(batch.inputs, batch.targets, state, batch.reset)
+        yield _totals(nats, batch.targets)
+
+
+@torch.no_grad()
+def _window_scores(
+    model: SequenceModel, documents: Documents, *, stride: int, lanes: int, precision: runtime.Precision
+) -> Scores:
+    """Windows side by side as lanes; the first of a document scores all its frames, the others what is new."""
+    device, length = next(model.parameters()).device, model.core.config.segment_len
+    places = model.spec.symbols_per_frame
+    kept = model.history - places
+    for index in range(len(documents)):
+        frames = document_frames(documents[index], model.spec)
+        inputs, targets = (torch.from_numpy(f.astype(np.int64)) for f in frames)
+        # Symbols before every frame: what heads and embeddings see beyond the frame itself.
+        before = torch.cat([torch.full((kept,), model.spec.start_symbol), inputs.flatten()])
+        total = len(inputs)
+        size = min(length, total)
+        begins = torch.tensor([*range(0, total - size, stride), total - size])
+        # The first one alone, because it scores all its frames and may be short.
+        batches = [begins[:1], *begins[1:].split(lanes)] if total else []
+        for begin in batches:
+            if not len(begin):
+                continue
+            at = begin[:, None] + torch.arange(size)
+            wanted = targets[at]
+            # The last window of a document may move on by less than the others.
+            already = torch.where(begin == 0, 0, (begin - 1) // stride * stride + size)
+            wanted[at < already[:, None]] = IGNORE
+            new = size if begin[0] == 0 else min(stride, size)
+            recent = before[begin[:, None] * places + torch.arange(kept)].to(device)
+            state = SequenceState(model.core.first_memory(len(begin)), recent)
+            with runtime.autocast(device, precision):
+                hidden, history, _ = model.encode(inputs[at].to(device), state)
+                nats = model.head.nll(hidden[:, -new:], history[:, -new:], wanted[:, -new:].to(device))
+            yield _totals(nats, wanted)
+
+
+def _totals(nats: Tensor, targets: Tensor) -> tuple[float, int]:
+    return nats.double().sum().item(), int((targets != IGNORE).sum())
+
+
+def score_document(model: SequenceModel, symbols: np.ndarray, config: EvaluateConfig | None = None) -> Tensor:
+    """Nats of every scored symbol of one document [N], float32: [N], or [N - 1] for text.
+
+    Of text the first symbol is only context, so a text of one symbol has no score.
+    """
     frames_in, frames_out = document_frames(symbols, model.spec)
     inputs, targets = (torch.from_numpy(f.astype(np.int64))[None] for f in (frames_in, frames_out))
-    nats = _score(model, inputs, targets)
+    nats = _score(model, inputs, targets, config)
     return nats.flatten()[targets.flatten() >= 0]
 
 
-@torch.no_grad()
-def score_tokens(model: SequenceModel, tokens: Tensor) -> Tensor:
+def score_tokens(model: SequenceModel, tokens: Tensor, config: EvaluateConfig | None = None) -> Tensor:
     """tokens [N + 1, B] of B parallel text streams -> nats [N, B] of tokens 1..N, float32.
 
-    Memory is carried from the first one on, in segments of the model's own length. Raises DataError
-    for frames of several symbols, other shapes, or tokens outside the vocabulary.
+    Memory is carried from the first one on. Raises DataError for frames of several symbols, other
+    shapes, or tokens outside the vocabulary.
     """
     if model.spec.symbols_per_frame != 1 or tokens.dim() != 2 or tokens.size(0) < 2:
         raise DataError(
@@ -101,18 +231,20 @@ def score_tokens(model: SequenceModel, tokens: Tensor) -> Tensor:
     if tokens.is_floating_point() or int(tokens.min()) < 0 or int(tokens.max()) >= model.spec.vocab_size:
         raise DataError(f"tokens must be integers in 0..{model.spec.vocab_size - 1}")
     line = tokens.T.long()[..., None]
-    return _score(model, line[:, :-1], line[:, 1:])[..., 0].T.contiguous()
+    return _score(model, line[:, :-1], line[:, 1:], config)[..., 0].T.contiguous()
 
 
-def _score(model: SequenceModel, inputs: Tensor, targets: Tensor) -> Tensor:
+@torch.no_grad()
+def _score(model: SequenceModel, inputs: Tensor, targets: Tensor, config: EvaluateConfig | None) -> Tensor:
     """inputs, targets [B, T, K] of whole streams -> nats [B, T, K]."""
     was_training = model.training
     model.eval()
-    device, length = next(model.parameters()).device, evaluation_segment(model)
-    state, nats = model.initial_state(inputs.size(0)), []
+    viewed = (config or EvaluateConfig()).view(model)
+    device, length = next(model.parameters()).device, viewed.core.config.segment_len
+    state, nats = viewed.projected(viewed.initial_state(inputs.size(0))), []
     for at in range(0, inputs.size(1), length):
         part = slice(at, at + length)
-        out, state = model.nll(inputs[:, part].to(device), targets[:, part].to(device), state)
+        out, state = viewed.nll(inputs[:, part].to(device), targets[:, part].to(device), state)
         nats.append(out.cpu())
     model.train(was_training)
     return torch.cat(nats, dim=1) if nats else torch.zeros(targets.shape)

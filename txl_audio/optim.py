@@ -1,20 +1,34 @@
-"""Optimiser and learning-rate schedule."""
+"""Optimisers and the learning-rate schedule."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
-from pydantic import Field
-from torch import nn
+from pydantic import Field, model_validator
+from torch import Tensor, nn
 
 from txl_audio.config import Config
+from txl_audio.tokens import ConfigError
 
 
 class OptimConfig(Config):
-    """AdamW with linear warm-up and a cosine to `final_lr` of the peak."""
+    """AdamW, or Muon for the matrices of the core, with linear warm-up and a decay to `final_lr`.
 
+    optimiser: `muon` orthogonalises the momentum of every matrix inside the core (Jordan et al. 2024;
+    PyTorch's implementation, updates scaled to the size of Adam's: Liu et al. 2025) and leaves
+    embeddings, heads, vectors and stacked tensors to AdamW.
+    matrix_lr: peak rate of the matrices that Muon has; None takes `lr`.
+    schedule: shape of the decay from the warm-up's end to the budget's, to `final_lr` of the peak.
+    clip: largest norm of the whole gradient.
+    """
+
+    optimiser: Literal["adamw", "muon"] = "adamw"
     lr: float = Field(default=1e-3, gt=0)
+    matrix_lr: float | None = Field(default=None, gt=0)
+    schedule: Literal["cosine", "linear"] = "cosine"
     final_lr: float = Field(default=0.02, ge=0, le=1)
     warmup_steps: int = Field(default=100, ge=0)
     betas: tuple[float, float] = (0.9, 0.95)
@@ -22,29 +36,106 @@ class OptimConfig(Config):
     weight_decay: float = Field(default=0.1, ge=0)
     clip: float = Field(default=1.0, gt=0)
 
-    def build(self, model: nn.Module) -> torch.optim.AdamW:
+    @model_validator(mode="after")
+    def _check(self) -> OptimConfig:
+        if self.matrix_lr is not None and self.optimiser != "muon":
+            raise ValueError("matrix_lr is the rate of Muon's matrices; set optimiser: muon or leave it out")
+        return self
+
+    def build(self, model: nn.Module) -> Optimiser:
         """Decays matrices; biases, norms and what positions learn beside matrices stay as they are."""
         decayed: list[nn.Parameter] = []
         free: list[nn.Parameter] = []
+        matrices: list[nn.Parameter] = []
         for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                # u, v, r, b and rows of the position schemes are vectors, stacked by layer and head.
-                matrix = parameter.dim() >= 2 and not name.rpartition(".")[0].endswith("positions")
+            if not parameter.requires_grad:
+                continue
+            # u, v, r, b and rows of the position schemes are vectors, stacked by layer and head.
+            matrix = parameter.dim() >= 2 and not name.rpartition(".")[0].endswith("positions")
+            in_core = name.startswith("core.") and parameter.dim() == 2
+            if matrix and in_core and self.optimiser == "muon":
+                matrices.append(parameter)
+            else:
                 (decayed if matrix else free).append(parameter)
         groups = [
             {"params": decayed, "weight_decay": self.weight_decay},
             {"params": free, "weight_decay": 0.0},
         ]
-        return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)
+        parts: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)
+        ]
+        if matrices:
+            if not hasattr(torch.optim, "Muon"):
+                raise ConfigError(
+                    f"train.optimiser muon needs PyTorch 2.9 or newer, here is {torch.__version__}; "
+                    "upgrade it, or set train.optimiser=adamw"
+                )
+            muon = torch.optim.Muon(
+                matrices,
+                lr=self.matrix_lr or self.lr,
+                weight_decay=self.weight_decay,
+                adjust_lr_fn="match_rms_adamw",
+            )
+            parts.append(muon)
+        return Optimiser(parts)
 
     def rate(self, step: int, progress: float, warmup_progress: float) -> float:
-        """Learning rate of step `step` (from 0).
+        """Share of the peak learning rate at step `step` (from 0).
 
         progress: share of the training budget that is used up, 0 to 1; warmup_progress: that share
         when the warm-up ended. Continuous where the two parts meet.
         """
         if step < self.warmup_steps:
-            return self.lr * (step + 1) / (self.warmup_steps + 1)
+            return (step + 1) / (self.warmup_steps + 1)
         share = (progress - warmup_progress) / max(1e-9, 1 - warmup_progress)
-        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, share))))
-        return self.lr * (self.final_lr + (1 - self.final_lr) * cosine)
+        share = min(1.0, max(0.0, share))
+        left = 0.5 * (1 + math.cos(math.pi * share)) if self.schedule == "cosine" else 1 - share
+        return self.final_lr + (1 - self.final_lr) * left
+
+
+class Optimiser:
+    """Optimisers of disjoint parameters that step together."""
+
+    def __init__(self, parts: list[torch.optim.Optimizer]) -> None:
+        self.parts = parts
+        self._peaks = [group["lr"] for group in self._groups()]
+
+    def _groups(self) -> list[dict[str, Any]]:
+        # Asked for anew each time: loading a state replaces them.
+        return [group for part in self.parts for group in part.param_groups]
+
+    @property
+    def lr(self) -> float:
+        """The present rate of the first group."""
+        return float(self._groups()[0]["lr"])
+
+    def set_rate(self, share: float) -> None:
+        """Sets every group to this share of its peak."""
+        for group, peak in zip(self._groups(), self._peaks, strict=True):
+            group["lr"] = peak * share
+
+    def step(self) -> None:
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self) -> None:
+        for part in self.parts:
+            part.zero_grad(set_to_none=True)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Everything but rates, by names `part.parameter.entry`."""
+        return {
+            f"{number}.{index}.{name}": value
+            for number, part in enumerate(self.parts)
+            for index, entries in part.state_dict()["state"].items()
+            for name, value in entries.items()
+        }
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Continues where `state_tensors` was taken of optimisers built alike."""
+        states: list[dict[int, dict[str, Any]]] = [{} for _ in self.parts]
+        for key, value in tensors.items():
+            number, index, name = key.split(".", 2)
+            states[int(number)].setdefault(int(index), {})[name] = value
+        for part, state in zip(self.parts, states, strict=True):
+            part.load_state_dict({"state": state, "param_groups": part.state_dict()["param_groups"]})

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,14 @@ FLOOR_DB = -90.0
 
 _WINDOW_S = 0.032
 _MAX_COLUMNS = 2000
-_UNITS = ("bits_per_sample", "bits_per_symbol", "bits_per_byte", "bits_per_character", "perplexity")
+_UNITS = (
+    "bits_per_sample",
+    "bits_per_code",
+    "bits_per_symbol",
+    "bits_per_byte",
+    "bits_per_character",
+    "bits_per_word",
+)
 
 
 def plot_audio(
@@ -85,25 +92,42 @@ def plot_audio(
 
 
 def plot_training(metrics_jsonl: str | Path, path: str | Path | None = None) -> Figure:
-    """Score while training against steps, from a run's metrics.jsonl.
+    """Score while training against steps, from a run's metrics.jsonl; one panel for every stream.
 
     Reads records with `step`, `kind` (train or validation) and one of bits_per_sample, bits_per_byte,
-    bits_per_character, bits_per_symbol, perplexity; other records are passed over. A step that was run
+    bits_per_character, bits_per_word, bits_per_symbol; other records are passed over. A step that was run
     twice (resumed) counts as run last. Raises DataError where nothing can be drawn.
     """
-    curves, unit = _read_metrics(Path(metrics_jsonl))
-    figure = _figure(height_inches=4.0)
-    axes = figure.subplots()
+    streams = _read_metrics(Path(metrics_jsonl))
+    figure = _figure(height_inches=4.0 * len(streams))
     styles: dict[str, dict[str, Any]] = {
         "train": {"linewidth": 0.8, "alpha": 0.7},
         "validation": {"marker": "o", "markersize": 4},
     }
-    for kind, style in styles.items():
-        points = sorted(curves.get(kind, {}).items())
-        if points:
-            steps, values = zip(*points, strict=True)
-            axes.plot(steps, values, label=f"{kind} (last {values[-1]:.3f} at step {steps[-1]})", **style)
-    axes.set(xlabel="step", ylabel=unit.replace("_", " "))
+    panels = figure.subplots(len(streams), squeeze=False)[:, 0]
+    for axes, (stream, (curves, unit)) in zip(panels, streams.items(), strict=True):
+        for kind, style in styles.items():
+            points = sorted(curves.get(kind, {}).items())
+            if points:
+                steps, values = zip(*points, strict=True)
+                label = f"{kind} (last {values[-1]:.3f} at step {steps[-1]})"
+                axes.plot(steps, values, label=label, **style)
+        axes.set(xlabel="step", ylabel=f"{stream} {unit.replace('_', ' ')}".strip())
+        axes.grid(alpha=0.3)
+        axes.legend()
+    return _saved(figure, path)
+
+
+def plot_context(
+    contexts: Sequence[int], gains: Mapping[str, Sequence[float]], path: str | Path | None, *, title: str
+) -> Figure:
+    """Relative gain of every model, by label, from each context (frames) to the next; see context.py."""
+    figure = _figure(height_inches=4.0)
+    axes = figure.subplots()
+    for label, values in gains.items():
+        axes.plot(contexts[: len(values)], [100 * value for value in values], marker="o", label=label)
+    axes.axhline(1.0, color="grey", linestyle="--", linewidth=0.8)
+    axes.set(xlabel="context (frames)", ylabel="gain from the next step (%)", title=title)
     axes.grid(alpha=0.3)
     axes.legend()
     return _saved(figure, path)
@@ -145,25 +169,27 @@ def _db(amplitude: Any) -> Any:
     return np.round(20 * np.log10(np.maximum(amplitude, 1e-6)), 2) + 0.0  # no minus before zero
 
 
-def _read_metrics(path: Path) -> tuple[dict[str, dict[int, float]], str]:
-    """Values by kind and step, and the name of their unit."""
+def _read_metrics(path: Path) -> dict[str, tuple[dict[str, dict[int, float]], str]]:
+    """Of every stream: values by kind and step, and the name of their unit. A single stream is called ''."""
     if not path.is_file():
         raise DataError(f"no metrics at {path}; expected the metrics.jsonl of a run folder")
-    records: list[dict[str, Any]] = []
+    streams: dict[str, tuple[dict[str, dict[int, float]], str]] = {}
+    count = 0
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(keepends=True), 1):
         try:
-            records.append(dict(json.loads(line)))
+            record: dict[str, Any] = dict(json.loads(line))
         except (ValueError, TypeError) as error:
             if line.endswith("\n"):  # else a run is writing it right now
                 raise DataError(f"{path}:{number}: got {line.strip()[:40]!r}, expected JSON") from error
-    unit = next((u for u in _UNITS if any(u in record for record in records)), None)
-    if unit is None:
-        raise DataError(f"{path}: none of its {len(records)} records has one of {', '.join(_UNITS)}")
-    curves: dict[str, dict[int, float]] = {}
-    for record in records:
-        if unit in record and "step" in record:
+            continue
+        count += 1
+        unit = next((u for u in _UNITS if u in record), None)
+        if unit is not None and "step" in record:
+            curves, _ = streams.setdefault(str(record.get("stream", "")), ({}, unit))
             curves.setdefault(str(record.get("kind")), {})[int(record["step"])] = float(record[unit])
-    return curves, unit
+    if not streams:
+        raise DataError(f"{path}: none of its {count} records has one of {', '.join(_UNITS)}")
+    return streams
 
 
 def _figure(*, height_inches: float) -> Figure:

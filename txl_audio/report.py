@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,20 +18,30 @@ from txl_audio.checkpoint import write_atomically
 from txl_audio.evaluate import Totals
 
 
+@dataclass(frozen=True)
+class StreamFacts:
+    """What is said of one stream.
+
+    unit: name of the bits figure, such as `bits_per_sample`; flops_per_symbol: arithmetic of a training
+    step per symbol, forward and backward.
+    """
+
+    unit: str
+    flops_per_symbol: float
+
+
 class Reporter:
     """One training's reports. Use as a context manager; everything goes to standard error and files.
 
     Args:
-        unit: name of the bits figure, such as `bits_per_sample`.
-        flops_per_symbol: arithmetic of a training step per symbol, forward and backward.
+        streams: facts of every stream by name. With several, records and lines name theirs.
         machine_flops: the machine's measured matrix-product rate.
     """
 
     def __init__(
-        self, folder: Path, *, unit: str, flops_per_symbol: float, machine_flops: float, resumed_at: int = 0
+        self, folder: Path, *, streams: Mapping[str, StreamFacts], machine_flops: float, resumed_at: int = 0
     ) -> None:
-        self.unit, self.folder = unit, folder
-        self.flops_per_symbol, self.machine_flops = flops_per_symbol, machine_flops
+        self.streams, self.folder, self.machine_flops = streams, folder, machine_flops
         self.console = Console(stderr=True, highlight=False, markup=False)
         self.writer = SummaryWriter(str(folder), purge_step=resumed_at + 1 if resumed_at else None)
         if resumed_at:
@@ -47,7 +58,9 @@ class Reporter:
             console=self.console,
             disable=not self.console.is_terminal,
         )
+        # Where this process began, and the arithmetic done since.
         self._started: tuple[int, float] | None = None
+        self._flops = 0.0
 
     def __enter__(self) -> Reporter:
         self.bar.start()
@@ -69,28 +82,32 @@ class Reporter:
             kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= step]
             write_atomically(path, "".join(line + "\n" for line in kept).encode())
 
-    def step(self, step: int, symbols: int, seconds: float, progress: float, totals: Totals) -> None:
+    def step(
+        self, stream: str, step: int, symbols: int, seconds: float, progress: float, totals: Totals
+    ) -> None:
         if self._started is None:
             self._started = (symbols, seconds)
-        rate = (symbols - self._started[0]) / max(1e-9, seconds - self._started[1])
-        shown = f"step {step}  {totals.bits:.3f} bits  {rate:,.0f}/s"
+        else:
+            self._flops += totals.count * self.streams[stream].flops_per_symbol
+        rate, _ = self._rates(symbols, seconds)
+        shown = f"step {step}  {self._named(stream)}{totals.bits:.3f} bits  {rate:,.0f}/s"
         self.bar.update(self.task, completed=min(1.0, progress), rate=shown)
 
-    def train(self, at: Mapping[str, Any], totals: Totals, *, gradient_norm: float, lr: float) -> None:
-        rate = at["symbols"] / max(1e-9, at["seconds"])
-        self._record(
-            "train",
-            at,
-            {
-                self.unit: totals.bits,
-                "lr": lr,
-                "gradient_norm": gradient_norm,
-                "symbols_per_s": rate,
-                "share_of_matmul_rate": rate * self.flops_per_symbol / self.machine_flops,
-            },
-        )
+    def _rates(self, symbols: int, seconds: float) -> tuple[float, float]:
+        """Symbols and operations per second since this process's first step."""
+        begun_symbols, begun_s = self._started or (0, 0.0)
+        passed = max(1e-9, seconds - begun_s)
+        return (symbols - begun_symbols) / passed, self._flops / passed
+
+    def _named(self, stream: str) -> str:
+        return f"{stream} " if len(self.streams) > 1 else ""
+
+    def train(self, stream: str, at: Mapping[str, Any], totals: Totals, facts: Mapping[str, float]) -> None:
+        rate, flops = self._rates(at["symbols"], at["seconds"])
+        speed = {"symbols_per_s": rate, "share_of_matmul_rate": flops / self.machine_flops}
+        self._record("train", stream, at, {self.streams[stream].unit: totals.bits, **facts, **speed})
         if not self.console.is_terminal:  # a log file has no progress bar
-            self._line("training", at, totals, f"  {rate:,.0f} symbols/s")
+            self._line("training", stream, at, totals, f"  {rate:,.0f} symbols/s")
 
     @contextmanager
     def validating(self, limit: int | None) -> Iterator[Callable[[int], None]]:
@@ -101,17 +118,22 @@ class Reporter:
         finally:
             self.bar.remove_task(task)
 
-    def validation(self, at: Mapping[str, Any], totals: Totals, *, whole: bool) -> None:
-        self._record("validation", at, {self.unit: totals.bits, "count": totals.count, "whole_split": whole})
+    def validation(self, stream: str, at: Mapping[str, Any], totals: Totals, *, whole: bool) -> None:
+        values = {self.streams[stream].unit: totals.bits, "count": totals.count, "whole_split": whole}
+        self._record("validation", stream, at, values)
         part = "" if whole else f" (first {totals.count:,} symbols)"
-        self._line("validation", at, totals, part)
+        self._line("validation", stream, at, totals, part)
 
-    def _line(self, kind: str, at: Mapping[str, Any], totals: Totals, note: str) -> None:
-        figure = f"{kind} {totals.bits:.4f} {self.unit.replace('_', ' ')}{note}"
+    def _line(self, kind: str, stream: str, at: Mapping[str, Any], totals: Totals, note: str) -> None:
+        unit = self.streams[stream].unit
+        figure = f"{kind} {self._named(stream)}{totals.bits:.4f} {unit.replace('_', ' ')}{note}"
         self.console.print(f"step {at['step']:>6}  {at['seconds']:>6.0f} s  {figure}", soft_wrap=True)
 
-    def _record(self, kind: str, at: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        self.metrics.write(json.dumps({"kind": kind, **at, **values}) + "\n")
+    def _record(self, kind: str, stream: str, at: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        several = len(self.streams) > 1
+        name = {"stream": stream} if several else {}
+        self.metrics.write(json.dumps({"kind": kind, **name, **at, **values}) + "\n")
         self.metrics.flush()
-        for name, value in values.items():
-            self.writer.add_scalar(f"{kind}/{name}", float(value), at["step"])
+        for key, value in values.items():
+            tag = f"{kind}/{stream}/{key}" if several else f"{kind}/{key}"
+            self.writer.add_scalar(tag, float(value), at["step"])

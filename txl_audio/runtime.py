@@ -15,6 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import distributed
+from torch.nn import init
+from torch.overrides import TorchFunctionMode
 
 from txl_audio.tokens import CheckpointError, ConfigError
 
@@ -103,6 +105,24 @@ def single_thread(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+class no_initialisation(TorchFunctionMode):  # noqa: N801 - used like a function
+    """Context in which modules are built without drawing their weights, which are then undefined.
+
+    For a model whose every weight is about to be read: drawing hundreds of millions takes longer.
+    """
+
+    # Those of `nn.init` come here themselves, and this mode is off inside them.
+    _DRAWS = frozenset(
+        {torch.Tensor.normal_, torch.Tensor.uniform_, init.normal_, init.uniform_, init.kaiming_uniform_}
+    )
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in self._DRAWS:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def seed_everything(seed: int) -> None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # the command line's --help should not wait for PyTorch
+    from pathlib import Path
+
+    import numpy as np
     import torch
 
 Modality = Literal["waveform", "codes", "text"]
@@ -134,6 +137,11 @@ def settings_hash(settings: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def unnamed_text_spec(vocab_size: int) -> TokenSpec:
+    """Text symbols of which only the number is known."""
+    return TokenSpec("text", vocab_size, 1, 0.0, 0, "ids", settings_hash({"size": vocab_size}))
+
+
 class StreamDecoder(Protocol):
     """Turns frames into samples as they come. One per stream; it owns its state."""
 
@@ -164,6 +172,30 @@ class Codec(Protocol):
     def stream_decoder(self) -> StreamDecoder: ...
 
 
+class TextEncoder(Protocol):
+    """Turns a text into symbols piece by piece, in bounded memory."""
+
+    unknown: int
+    """Words so far that the vocabulary lacks, encoded as its unknown word."""
+
+    def push(self, text: str | bytes, *, complete: bool = True) -> np.ndarray:
+        """The next lines -> ids [N] int32. `complete` as in `Vocabulary.encode`: false, and cut after
+        white space, where the last line goes on in the next piece."""
+        ...
+
+
+class TextDecoder(Protocol):
+    """Turns symbols into text as they come. One per text; it owns its state."""
+
+    def push(self, ids: torch.Tensor) -> str:
+        """ids of any shape, in order -> the text that is final."""
+        ...
+
+    def flush(self) -> str:
+        """Text still held back. The decoder is finished afterwards."""
+        ...
+
+
 @runtime_checkable
 class Vocabulary(Protocol):
     """Text to symbols and back."""
@@ -171,10 +203,25 @@ class Vocabulary(Protocol):
     @property
     def spec(self) -> TokenSpec: ...
 
-    def encode(self, text: str) -> torch.Tensor:
-        """text -> ids [N] int64."""
+    @property
+    def symbols(self) -> Sequence[int] | Sequence[str]:
+        """The symbols in id order: byte values, characters or words."""
+        ...
+
+    def encode(self, text: str | bytes, *, complete: bool = True) -> torch.Tensor:
+        """text -> ids [N] int64.
+
+        `complete` is false for a prompt, which text is to follow: a last line without a newline then
+        gets no mark of its end.
+        """
         ...
 
     def decode(self, ids: torch.Tensor) -> str:
         """ids [N] -> text."""
         ...
+
+    def stream_encoder(self) -> TextEncoder: ...
+
+    def stream_decoder(self) -> TextDecoder: ...
+
+    def save(self, path: str | Path) -> None: ...

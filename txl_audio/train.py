@@ -17,10 +17,12 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from txl_audio import runtime
 from txl_audio.checkpoint import RunFolder, load_weights
+from txl_audio.config import Config
 from txl_audio.data.stream import Documents, TokenStream
 from txl_audio.evaluate import Totals, evaluate
 from txl_audio.model.memory import Memory
-from txl_audio.model.sequence import SequenceModel, SequenceState
+from txl_audio.model.sequence import SINGLE, JointModel, SequenceModel, SequenceState
+from txl_audio.model.transformer import CoreConfig
 from txl_audio.optim import OptimConfig
 from txl_audio.report import Reporter
 from txl_audio.tokens import CheckpointError, ConfigError, TxlError
@@ -30,13 +32,24 @@ class DivergedError(TxlError):
     """A training whose gradient is no longer finite."""
 
 
+class StreamTrainConfig(Config):
+    """What one of several streams has of its own; None takes the training's."""
+
+    weight: float = Field(default=1.0, gt=0)
+    lanes: int | None = Field(default=None, ge=1)
+    segment_len: int | None = Field(default=None, ge=1)
+
+
 class TrainConfig(OptimConfig):
     """Budget, batch and intervals. The budget is `steps`, or `minutes` of training time, or both
     (whichever ends first); intervals count steps, and validation time is not training time.
 
     ema: decay of an average of the weights, which is then what is validated, saved and sampled.
     accumulate: batches per optimiser step.
+    auxiliary: every layer predicts the targets too, layer l of n until l / 2n of the budget is used
+    up (Al-Rfou et al. 2018, section 2.1). Figures are of the last layer alone.
     validate_symbols: how much of the validation split is scored on the way; the end scores all.
+    streams: with several streams over one core, how often each is trained on and in what batches.
     """
 
     steps: int | None = Field(default=None, ge=1)
@@ -44,6 +57,7 @@ class TrainConfig(OptimConfig):
     lanes: int = Field(default=16, ge=1)
     segment_len: int | None = Field(default=None, ge=1)
     accumulate: int = Field(default=1, ge=1)
+    auxiliary: bool = False
     ema: float | None = Field(default=None, gt=0, lt=1)
     compile: bool = False
     log_every: int = Field(default=20, ge=1)
@@ -52,6 +66,75 @@ class TrainConfig(OptimConfig):
     save_every: int = Field(default=500, ge=1)
     sample_every: int | None = Field(default=None, ge=1)
     sample_seconds: float = Field(default=2.0, gt=0)
+    streams: dict[str, StreamTrainConfig] = {}
+
+    def of_stream(self, name: str, core: CoreConfig) -> StreamTrainConfig:
+        """What stream `name` is trained with; raises ConfigError where the core does not allow it."""
+        own = self.streams.get(name, StreamTrainConfig())
+        segment_len = own.segment_len or self.segment_len or core.segment_len
+        if core.window == "segment" and segment_len != core.segment_len:
+            raise ConfigError(
+                f"train.segment_len {segment_len} differs from core.segment_len {core.segment_len}, "
+                "and with window segment the result depends on it; leave train.segment_len out"
+            )
+        return StreamTrainConfig(weight=own.weight, lanes=own.lanes or self.lanes, segment_len=segment_len)
+
+
+@dataclass(frozen=True)
+class StreamData:
+    """The data of one stream.
+
+    data_id: identity of the training documents; a resume with another is refused.
+    separator: symbol that ends a sentence, where sentences are shuffled; see TokenStream.
+    """
+
+    train: Documents
+    valid: Documents
+    data_id: str = ""
+    separator: int | None = None
+
+
+class StreamTraining:
+    """Where the training of one stream stands: its lanes, their memory, its totals since the last record."""
+
+    def __init__(
+        self, model: SequenceModel, config: StreamTrainConfig, data: StreamData, *, seed: int
+    ) -> None:
+        assert config.lanes is not None and config.segment_len is not None
+        self.model, self.config, self.data = model, config, data
+        self.batches = TokenStream(
+            data.train,
+            model.spec,
+            lanes=config.lanes,
+            segment_len=config.segment_len,
+            seed=seed,
+            epochs=None,
+            separator=data.separator,
+        )
+        self.state = model.initial_state(config.lanes)
+        self.totals = Totals(0.0, 0)
+        self.steps = 0
+
+    def tensors(self) -> dict[str, Tensor]:
+        memory = {f"memory.{i}": hidden for i, hidden in enumerate(self.state.memory.hidden)}
+        return {**memory, "valid": self.state.memory.valid, "recent": self.state.recent}
+
+    def values(self) -> dict[str, Any]:
+        return {
+            "config": self.config.model_dump(mode="json"),
+            "data_id": self.data.data_id,
+            "batches": self.batches.state_dict(),
+            "totals": asdict(self.totals),
+            "steps": self.steps,
+        }
+
+    def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        device = self.state.recent.device
+        hidden = tuple(tensors[f"memory.{i}"].to(device) for i in range(len(self.state.memory.hidden)))
+        memory = Memory(hidden, tensors["valid"].to(device))
+        self.state = SequenceState(memory, tensors["recent"].to(device))
+        self.batches.load_state_dict(values["batches"])
+        self.totals, self.steps = Totals(**values["totals"]), values["steps"]
 
 
 @dataclass
@@ -65,55 +148,47 @@ class Position:
 
 
 class Trainer:
-    """Trains one model on one stream; `run` does all of it.
+    """Trains a model on its stream, or on its streams in turn; `run` does all of it.
 
     Args:
-        data_id: identity of the training documents; a resume with another is refused.
-        sample: called as `sample(model, step=...)` to make and file a sample; None for streams without.
+        model: one stream, or several over one core; `data` has an entry for each of `model.streams`.
+
+    Attributes:
+        samplers: by stream, called as `sample(model, step=...)` to make and file a sample.
     """
 
     def __init__(
         self,
-        model: SequenceModel,
+        model: SequenceModel | JointModel,
         config: TrainConfig,
+        data: Mapping[str, StreamData],
         *,
-        train: Documents,
-        valid: Documents,
         folder: RunFolder,
         seed: int,
         precision: runtime.Precision,
-        data_id: str = "",
-        sample: Callable[..., None] | None = None,
     ) -> None:
         if config.steps is None and config.minutes is None:
             raise ConfigError("a training needs a budget; set train.steps, train.minutes or both")
-        core = model.core.config
-        self.segment_len = config.segment_len or core.segment_len
-        if core.window == "segment" and self.segment_len != core.segment_len:
-            raise ConfigError(
-                f"train.segment_len {self.segment_len} differs from core.segment_len {core.segment_len}, "
-                "and with window segment the result depends on it; leave train.segment_len out"
-            )
         self.model, self.config, self.folder = model, config, folder
         self.precision: runtime.Precision = precision
-        self.valid, self.sample, self.seed, self.data_id = valid, sample, seed, data_id
+        self.seed = seed
         self.device = next(model.parameters()).device
-        self.stream = TokenStream(
-            train, model.spec, lanes=config.lanes, segment_len=self.segment_len, seed=seed, epochs=None
-        )
-        self.state = model.initial_state(config.lanes)
+        self.streams = {
+            name: StreamTraining(stream, config.of_stream(name, stream.core.config), data[name], seed=seed)
+            for name, stream in model.streams.items()
+        }
         self.optimiser = config.build(model)
         self.average = (
             AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema)) if config.ema else None
         )
         self.at = Position()
-        # Since the last record.
-        self.totals = Totals(0.0, 0)
+        self.samplers: dict[str, Callable[..., None]] = {}
         if config.compile:
-            model.core.compile()
+            for stream in model.streams.values():
+                stream.core.compile()
 
     @property
-    def best_model(self) -> SequenceModel:
+    def best_model(self) -> SequenceModel | JointModel:
         """The weights to use: averaged ones where averaging is on."""
         return cast(SequenceModel, self.average.module) if self.average is not None else self.model
 
@@ -123,17 +198,25 @@ class Trainer:
         minutes = self.at.seconds / (60 * self.config.minutes) if self.config.minutes else 0.0
         return max(steps, minutes)
 
-    def step(self) -> tuple[Totals, float]:
-        """One optimiser step; returns the batch's totals and the gradient norm."""
+    def next_stream(self) -> str:
+        """The stream of the next step: the one furthest behind its share of all steps."""
+        share = {name: s.config.weight for name, s in self.streams.items()}
+        whole = sum(share.values())
+        return max(share, key=lambda n: share[n] / whole * (self.at.step + 1) - self.streams[n].steps)
+
+    def step(self) -> tuple[str, Totals, float]:
+        """One optimiser step: the name of its stream, the batch's totals and the gradient norm."""
         self.model.train()
-        nats, count = 0.0, 0
+        name = self.next_stream()
+        stream, nats, count = self.streams[name], 0.0, 0
         for _ in range(self.config.accumulate):
-            batch = next(self.stream).to(self.device)
+            batch = next(stream.batches).to(self.device)
             with runtime.autocast(self.device, self.precision):
-                loss, scored, self.state = self.model.loss(
-                    batch.inputs, batch.targets, self.state, batch.reset
+                layers = self.auxiliary_layers(stream.model)
+                loss, auxiliary, scored, stream.state = stream.model.losses(
+                    batch.inputs, batch.targets, stream.state, batch.reset, layers=layers
                 )
-            loss.backward()
+            (loss + auxiliary).backward()
             nats, count = nats + loss.item(), count + int(scored)
         # The sum over all batches, divided once: equal weight for every symbol however it was batched.
         for parameter in self.model.parameters():
@@ -147,76 +230,94 @@ class Trainer:
             )
         if self.at.step == self.config.warmup_steps:
             self.at.warmup_progress = self.progress()
-        rate = self.config.rate(self.at.step, self.progress(), self.at.warmup_progress)
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
+        self.optimiser.set_rate(self.config.rate(self.at.step, self.progress(), self.at.warmup_progress))
         self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimiser.zero_grad()
         if self.average is not None:
             self.average.update_parameters(self.model)
         self.at.step += 1
         self.at.symbols += count
-        return Totals(nats, count), float(norm)
+        stream.steps += 1
+        return name, Totals(nats, count), float(norm)
+
+    def auxiliary_layers(self, model: SequenceModel) -> range:
+        """Indices of the layers below the last that predict too: l of n until l / 2n of the budget."""
+        n = model.core.config.n_layer
+        first = int(self.progress() * 2 * n)
+        return range(min(first, n - 1), n - 1) if self.config.auxiliary else range(0)
 
     def run(self, reporter: Reporter) -> bool:
         """Trains to the end of the budget; false where it was interrupted (and saved)."""
         c, since = self.config, time.perf_counter()
         with interruptions() as interrupted:
             while self.progress() < 1 and not interrupted():
-                totals, norm = self.step()
+                name, totals, norm = self.step()
                 now = time.perf_counter()
                 self.at.seconds, since = self.at.seconds + now - since, now
-                self.totals = Totals(self.totals.nats + totals.nats, self.totals.count + totals.count)
-                reporter.step(self.at.step, self.at.symbols, self.at.seconds, self.progress(), totals)
+                self.streams[name].totals += totals
+                reporter.step(name, self.at.step, self.at.symbols, self.at.seconds, self.progress(), totals)
                 if self.at.step % c.log_every == 0:
-                    rate = self.optimiser.param_groups[0]["lr"]
-                    reporter.train(asdict(self.at), self.totals, gradient_norm=norm, lr=rate)
-                    self.totals = Totals(0.0, 0)
+                    self._record(reporter, norm)
                 ended = self.progress() >= 1
                 if self.at.step % c.validate_every == 0 and not ended:
                     self._validate(reporter, c.validate_symbols)
                 if self.at.step % c.save_every == 0 and not ended:
                     self.save()
-                if c.sample_every and self.sample and self.at.step % c.sample_every == 0 and not ended:
-                    self.sample(self.best_model, step=self.at.step)
+                if c.sample_every and self.at.step % c.sample_every == 0 and not ended:
+                    self._sample()
                 since = time.perf_counter()
             done = self.progress() >= 1
             self.save()
             if done:
                 self._validate(reporter, None)
-                if c.sample_every and self.sample:
-                    self.sample(self.best_model, step=self.at.step)
+                if c.sample_every:
+                    self._sample()
         return done
 
+    def _record(self, reporter: Reporter, norm: float) -> None:
+        for name, stream in self.streams.items():
+            if stream.totals.count:
+                facts = {"gradient_norm": norm, "lr": self.optimiser.lr}
+                reporter.train(name, asdict(self.at), stream.totals, facts)
+            stream.totals = Totals(0.0, 0)
+
     def _validate(self, reporter: Reporter, limit: int | None) -> None:
-        with reporter.validating(limit) as progress:
-            totals = evaluate(
-                self.best_model, self.valid, precision=self.precision, limit=limit, progress=progress
-            )
-        reporter.validation(asdict(self.at), totals, whole=limit is None)
+        for name, model in self.best_model.streams.items():
+            with reporter.validating(limit) as progress:
+                totals = evaluate(
+                    model,
+                    self.streams[name].data.valid,
+                    precision=self.precision,
+                    limit=limit,
+                    progress=progress,
+                )
+            reporter.validation(name, asdict(self.at), totals, whole=limit is None)
+
+    def _sample(self) -> None:
+        for name, model in self.best_model.streams.items():
+            if name in self.samplers:
+                self.samplers[name](model, step=self.at.step)
 
     # Exact resume.
 
     def save(self) -> None:
         """Writes the weights to use, then everything that `resume` needs."""
-        self.folder.save_model(self.best_model, self.model.spec, step=self.at.step, origin="trained")
+        specs = {name: stream.spec for name, stream in self.model.streams.items()}
+        self.folder.save_model(self.best_model, specs, step=self.at.step, origin="trained")
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         if self.average is not None:
             tensors |= {f"average.{name}": value for name, value in self.average.state_dict().items()}
-        optimiser = self.optimiser.state_dict()
-        for index, entries in optimiser["state"].items():
-            tensors |= {f"optimiser.{index}.{name}": value for name, value in entries.items()}
-        tensors |= {f"memory.{i}": hidden for i, hidden in enumerate(self.state.memory.hidden)}
-        tensors |= {"valid": self.state.memory.valid, "recent": self.state.recent}
+        tensors |= {f"optimiser.{name}": value for name, value in self.optimiser.state_tensors().items()}
+        for name, stream in self.streams.items():
+            tensors |= {f"stream.{name}.{key}": value for key, value in stream.tensors().items()}
         random = runtime.rng_state()
         tensors |= {f"random.{name}": random.pop(name) for name in ("torch", "cuda") if name in random}
         values = {
             "at": asdict(self.at),
-            "totals": asdict(self.totals),
-            "data_id": self.data_id,
-            "stream": self.stream.state_dict(),
+            "streams": {name: stream.values() for name, stream in self.streams.items()},
             "random": random,
-            "config": self.config.model_dump(mode="json"),
+            "ema": self.config.ema,
+            "optimiser": self.config.optimiser,
             "seed": self.seed,
         }
         self.folder.save_state(tensors, values)
@@ -224,38 +325,30 @@ class Trainer:
     def resume(self) -> None:
         """Continues exactly where `save` was. Raises CheckpointError where the batches would differ."""
         tensors, values = self.folder.load_state()
-        saved, mine = values["config"], self.config.model_dump(mode="json")
-        for key in ("lanes", "segment_len", "ema"):
-            if saved[key] != mine[key]:
-                raise CheckpointError(
-                    f"{self.folder.path} was trained with train.{key}={saved[key]}, got {mine[key]}; "
-                    "resume with the same or start a new run"
-                )
-        if values["seed"] != self.seed:
-            raise CheckpointError(
-                f"{self.folder.path} was trained with seed={values['seed']}, got {self.seed}; "
-                "resume with the same or start a new run"
-            )
-        if values["data_id"] != self.data_id:
-            raise CheckpointError(
-                f"{self.folder.path} was trained on data {values['data_id']!r}, got {self.data_id!r}; "
-                "resume with the data it was started with or start a new run"
-            )
+        self._require("train.ema", values["ema"], self.config.ema)
+        self._require("train.optimiser", values["optimiser"], self.config.optimiser)
+        self._require("seed", values["seed"], self.seed)
+        for name, stream in self.streams.items():
+            saved, mine = values["streams"][name], stream.values()
+            prefix = "train." if name == SINGLE else f"train.streams.{name}."
+            for key, value in mine["config"].items():
+                self._require(prefix + key, saved["config"][key], value)
+            self._require("data", saved["data_id"], mine["data_id"])
         load_weights(self.model, _under("model.", tensors), origin=str(self.folder.path))
         if self.average is not None:
             self.average.load_state_dict(_under("average.", tensors))
-        entries: dict[int, dict[str, Tensor]] = {}
-        for name, value in _under("optimiser.", tensors).items():
-            index, _, key = name.partition(".")
-            entries.setdefault(int(index), {})[key] = value
-        groups = self.optimiser.state_dict()["param_groups"]
-        self.optimiser.load_state_dict({"state": entries, "param_groups": groups})
-        hidden = tuple(tensors[f"memory.{i}"].to(self.device) for i in range(len(self.state.memory.hidden)))
-        memory = Memory(hidden, tensors["valid"].to(self.device))
-        self.state = SequenceState(memory, tensors["recent"].to(self.device))
-        self.at, self.totals = Position(**values["at"]), Totals(**values["totals"])
-        self.stream.load_state_dict(values["stream"])
+        self.optimiser.load_state_tensors(_under("optimiser.", tensors))
+        for name, stream in self.streams.items():
+            stream.load(_under(f"stream.{name}.", tensors), values["streams"][name])
+        self.at = Position(**values["at"])
         runtime.set_rng_state({**values["random"], **_under("random.", tensors)})
+
+    def _require(self, key: str, saved: object, mine: object) -> None:
+        if saved != mine:
+            raise CheckpointError(
+                f"{self.folder.path} was trained with {key}={saved}, got {mine}; resume with the same or "
+                "start a new run"
+            )
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

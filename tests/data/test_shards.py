@@ -156,6 +156,21 @@ def test_wrong_documents_are_refused(tmp_path: Path) -> None:
     assert shards.symbols(shards.documents[0]).ravel().tolist() == [0, 255]
 
 
+def test_a_long_document_comes_in_parts(tmp_path: Path) -> None:
+    about: dict[str, Any] = {"split": "train", "source": "a", "sha256": ""}
+    with ShardWriter(tmp_path / "out", spec=SPEC, preparation={}) as writer:
+        parts = ([1, 2], [], [3])
+        whole = writer.append((np.array(p, dtype=np.int64) for p in parts), id="a", **about)
+        with pytest.raises(DataError, match=r"'b' has symbols 5\.\.256, expected 0\.\.255"):
+            writer.append(iter([np.array([4]), np.array([5, 256])]), id="b", **about)
+        with pytest.raises(DataError, match="'b' has no symbols"):
+            writer.append(iter(()), id="b", **about)
+        writer.append(np.array([6]), id="c", **about)
+    shards = Shards.open(tmp_path / "out")
+    assert whole.frames == 3
+    assert [shards.symbols(d).ravel().tolist() for d in shards.documents] == [[1, 2, 3], [6]]
+
+
 def test_only_shard_folders_are_replaced(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
@@ -186,6 +201,7 @@ def test_nothing_appears_before_everything_is_written(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted(out, None)
     assert Shards.open(out).documents[0].frames == 9
+    assert not (tmp_path / "out.partial").exists(), "what cannot be continued is not kept"
     with pytest.raises(DataError, match="no documents"):
         write(tmp_path / "none")
     assert not (tmp_path / "none").exists() and not (tmp_path / "none.partial").exists()

@@ -17,6 +17,7 @@ from typing import Any
 from txl_audio.checkpoint import RunFolder
 from txl_audio.cli import main
 from txl_audio.config import parse
+from txl_audio.model.sequence import SINGLE
 from txl_audio.recipe import RunConfig, new_model
 from txl_audio.tokens import TokenSpec
 
@@ -121,8 +122,8 @@ def text_run(path: Path) -> Path:
     """A run folder of an untrained text model over 11 symbols."""
     config = parse(RunConfig, TEXT)
     spec = TokenSpec("text", 11, 1, 0.0, 0, "ids", "0")
-    model = new_model(config, spec)
+    model = new_model(config, {SINGLE: spec})
     folder = RunFolder(path)
     folder.create(config.to_yaml())
-    folder.save_model(model, spec, step=0, origin="test")
+    folder.save_model(model, {SINGLE: spec}, step=0, origin="test")
     return path

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.e2e.harness import run, text_run, tree
+from txl_audio import recipe
 
 
 def test_imported_weights_score_as_their_authors_did(shared: Path, tmp_path: Path) -> None:
@@ -38,10 +41,42 @@ def test_hugging_faces_layout(shared: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(load_file(nll)["nll"], expected, rtol=0, atol=1e-5)
 
 
-def test_adaptive_softmax_is_not_yet_supported(shared: Path, tmp_path: Path) -> None:
-    result = run("import", shared / "golden" / "word_adaptive_div1", "--out", tmp_path / "run")
-    assert result.code == 1 and "not yet supported" in result.error
-    assert list(tmp_path.iterdir()) == []
+def test_there_and_back(shared: Path, tmp_path: Path) -> None:
+    golden, mine = shared / "golden" / "word_wt103_layout", tmp_path / "mine"
+    assert run("import", golden, "--out", mine).code == 0
+    there = run("export", mine, "--layout", "hf", "--out", tmp_path / "hf")
+    assert (there.code, there.raw) == (0, b"") and "in the layout hf" in there.err
+    assert sorted(tree(tmp_path / "hf")) == ["config.json", "pytorch_model.bin"]
+    assert run("import", tmp_path / "hf", "--out", tmp_path / "again").code == 0
+    assert run("export", tmp_path / "again", "--layout", "authors", "--out", tmp_path / "back").code == 0
+    got, expected = (load_file(f / "weights.safetensors") for f in (tmp_path / "back", golden))
+    assert got.keys() == expected.keys()
+    assert all(torch.equal(got[name], expected[name]) for name in expected)
+
+
+def test_the_words_beside_a_checkpoint(shared: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(shared / "golden" / "hf_wt103_layout", tmp_path / "hf"))
+    words = ["<eos>", "<unk>", *(f"w{i}" for i in range(298))]
+    (source / "vocab.pkl").write_bytes(pickle.dumps({"idx2sym": words}))
+    out = tmp_path / "run"
+    assert run("import", source, "--out", out).code == 0
+    vocabulary = recipe.vocabulary_of(out)
+    assert list(vocabulary.symbols) == words
+    _, model = recipe.load_run(out, device="cpu")
+    assert model.spec == vocabulary.spec and model.spec.name == "words"
+
+
+def test_exports_that_cannot_be(tmp_path: Path) -> None:
+    model = text_run(tmp_path / "run")
+    for words, code, message in (
+        ((model, "--layout", "tf"), 2, "--layout is 'tf', expected hf or authors"),
+        ((tmp_path / "absent", "--layout", "hf"), 1, "no run folder at"),
+    ):
+        result = run("export", *words, "--out", tmp_path / "new")
+        assert result.code == code and message in result.error
+        assert not (tmp_path / "new").exists()
+    result = run("export", model, "--layout", "hf", "--out", model)
+    assert result.code == 1 and "choose another --out" in result.error
 
 
 def test_importing_into_a_folder_with_content_is_refused(tmp_path: Path) -> None:
@@ -81,4 +116,4 @@ def test_score_needs_files_or_tokens(tmp_path: Path) -> None:
     model = text_run(tmp_path / "run")
     for words in ((), ("--tokens", "a"), ("--out", "b"), ("x.wav", "--tokens", "a", "--out", "b")):
         result = run("score", model, *words)
-        assert result.code == 2 and "give audio FILES, or --tokens" in result.error
+        assert result.code == 2 and "give FILES, or --tokens" in result.error

@@ -14,7 +14,6 @@ from txl_audio.evaluate import score_tokens
 from txl_audio.interop import Imported, read_folder
 from txl_audio.model.attention import Backend
 from txl_audio.model.sequence import SequenceModel
-from txl_audio.tokens import CheckpointError
 
 AUTHORS = (
     "char",
@@ -27,8 +26,11 @@ AUTHORS = (
     "shaw_relative",
     "absolute_vaswani",
     "vanilla_alrfou",
+    "word_adaptive_div1",
+    "word_adaptive_div2",
+    "word_wt103_layout",
 )
-ADAPTIVE = ("word_adaptive_div1", "word_adaptive_div2", "word_wt103_layout", "hf_wt103_layout")
+HUGGING_FACE = ("hf_char_layout", "hf_wt103_layout")
 
 
 def build(imported: Imported, backend: Backend) -> SequenceModel:
@@ -42,7 +44,7 @@ def build(imported: Imported, backend: Backend) -> SequenceModel:
 
 def test_every_folder_is_tested(shared: Path) -> None:
     found = {path.name for path in (shared / "golden").iterdir() if path.is_dir()}
-    assert found == {*AUTHORS, *ADAPTIVE, "hf_char_layout"}
+    assert found == {*AUTHORS, *HUGGING_FACE}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -87,8 +89,9 @@ def test_scoring_tokens(name: str, shared: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_hugging_face(backend: Backend, shared: Path) -> None:
-    folder = shared / "golden" / "hf_char_layout"
+@pytest.mark.parametrize("name", HUGGING_FACE)
+def test_hugging_face(name: str, backend: Backend, shared: Path) -> None:
+    folder = shared / "golden" / name
     imported = read_folder(folder, segment_len=12)
     model = build(imported, backend)
     io = load_file(folder / "io.safetensors")
@@ -101,9 +104,3 @@ def test_hugging_face(backend: Backend, shared: Path) -> None:
     torch.testing.assert_close(torch.stack(log_probs, dim=1), io["log_probs"], rtol=0, atol=1e-5)
     for index, hidden in enumerate(state.memory.hidden):
         torch.testing.assert_close(hidden, io[f"mems.{index}"].transpose(0, 1), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ADAPTIVE)
-def test_adaptive_softmax_is_refused(name: str, shared: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"adaptive softmax \(cutoffs \[.*\]\) is not yet supported"):
-        read_folder(shared / "golden" / name)

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from txl_audio.interop import read_folder
+from txl_audio.model.adaptive import AdaptiveHeadConfig
 from txl_audio.tokens import CheckpointError
 
 
@@ -80,6 +81,54 @@ def test_a_tensor_too_many_is_named(folder: Path) -> None:
     save_file({**weights, "layers.7.extra": torch.zeros(1)}, folder / "weights.safetensors")
     with pytest.raises(CheckpointError, match="tensors without a place in this model: .*layers.7.extra"):
         read_folder(folder)
+
+
+def test_tied_tensors_that_differ_are_named(folder: Path) -> None:
+    weights = load_file(folder / "weights.safetensors")
+    weights["crit.out_layers.0.weight"] += 1
+    save_file(weights, folder / "weights.safetensors")
+    with pytest.raises(CheckpointError, match="crit.out_layers.0.weight differs from word_emb.emb_layers.0"):
+        read_folder(folder)
+    edit_config(folder, tie_weight=False)
+    assert "head.weight" in read_folder(folder).weights
+
+
+@pytest.mark.parametrize("left_out", ["crit.out_layers.0.weight", "word_emb.emb_layers.0.weight"])
+def test_one_of_tied_tensors_is_enough(folder: Path, left_out: str) -> None:
+    expected, weights = read_folder(folder).weights, load_file(folder / "weights.safetensors")
+    del weights[left_out], weights["pos_emb.inv_freq"]
+    save_file(weights, folder / "weights.safetensors")
+    got = read_folder(folder).weights
+    assert got.keys() == expected.keys() and all(torch.equal(got[name], expected[name]) for name in got)
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+def test_an_extracted_state_dict_of_the_authors(folder: Path, legacy: bool) -> None:
+    expected = read_folder(folder).weights
+    weights = load_file(folder / "weights.safetensors")
+    (folder / "weights.safetensors").unlink()
+    torch.save(weights, folder / "model.pt", _use_new_zipfile_serialization=not legacy)
+    got = read_folder(folder).weights
+    assert got.keys() == expected.keys() and all(torch.equal(got[n], expected[n]) for n in got)
+
+
+def test_half_precision_is_read_as_float32(folder: Path) -> None:
+    weights = {name: value.half() for name, value in load_file(folder / "weights.safetensors").items()}
+    save_file(weights, folder / "weights.safetensors")
+    assert {value.dtype for value in read_folder(folder).weights.values()} == {torch.float32}
+
+
+def test_the_first_released_config_of_hugging_face(shared: Path, tmp_path: Path) -> None:
+    """It says tie_weight and tgt_len, and nothing of tie_projs."""
+    folder = Path(shutil.copytree(shared / "golden" / "hf_wt103_layout", tmp_path / "hf"))
+    config = json.loads((folder / "config.json").read_text())
+    for name in ("tie_projs", "tie_word_embeddings"):
+        del config[name]
+    config |= {"tie_weight": True, "tgt_len": 10, "ext_len": 0}
+    (folder / "config.json").write_text(json.dumps(config))
+    imported = read_folder(folder)
+    assert imported.core.segment_len == 10
+    assert imported.head == AdaptiveHeadConfig(kind="adaptive", tie_projs=(False, True, True, True))
 
 
 @pytest.mark.parametrize(

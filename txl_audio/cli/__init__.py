@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import txl_audio.cli.prepare
 import txl_audio.cli.train
 import txl_audio.cli.evaluate
+import txl_audio.cli.context
 import txl_audio.cli.sample
 import txl_audio.cli.weights  # noqa: F401
 

@@ -2,4 +2,5 @@
 
 from txl_audio.cli import main
 
-main()
+if __name__ == "__main__":
+    main()

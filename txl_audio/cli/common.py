@@ -23,6 +23,7 @@ console = Console(stderr=True, highlight=False, markup=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Stream = Annotated[str | None, typer.Option(help="Which stream, where the run has several.")]
 RunPath = Annotated[Path, typer.Argument(help="Run folder.")]
 
 

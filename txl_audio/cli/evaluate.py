@@ -2,23 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txl_audio.cli.common import Device, Json, RunPath, app, one_of, preparation, progress_bar, say, tell
+from txl_audio.cli.common import (
+    Device,
+    Json,
+    RunPath,
+    Stream,
+    app,
+    one_of,
+    preparation,
+    progress_bar,
+    say,
+    tell,
+)
 from txl_audio.tokens import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import torch
+
+    from txl_audio.data.shards import Shards
+    from txl_audio.evaluate import EvaluateConfig, Totals
+    from txl_audio.model.sequence import SequenceModel
+    from txl_audio.recipe import RunConfig
+    from txl_audio.tokens import TokenSpec, Vocabulary
 
 
 @app.command()
 def evaluate(
     run: RunPath,
-    data: Annotated[Path | None, typer.Argument(help="Shard folder. [default: the run's own]")] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[DATA] [evaluate.KEY=VALUE]...",
+            help="Shard folder [default: the run's own], and settings instead of the run's.",
+        ),
+    ] = None,
     split: Annotated[str, typer.Option(help="Split to score.")] = "val",
     memory: Annotated[str, typer.Option(help="cold: forget at each document; warm: run on.")] = "cold",
-    lanes: Annotated[int, typer.Option(min=1, help="Documents scored side by side.")] = 8,
+    dynamic: Annotated[
+        str | None, typer.Option(help="sgd or rms: go on learning from what has been scored.")
+    ] = None,
+    lanes: Annotated[
+        int | None, typer.Option(min=1, help="Documents side by side. [default: 8, text 1]")
+    ] = None,
     precision: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    stream: Stream = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -28,37 +61,52 @@ def evaluate(
 
     one_of("--memory", memory, ("cold", "warm"))
     one_of("--precision", precision, ("float32", "bfloat16"))
-    config, model = recipe.load_run(run, device=device)
-    path = data or config.data
-    if path is None:
-        raise ConfigError(
-            f"the run {run} names no data; give the shard folder: txl-audio evaluate {run} DATA"
-        )
-    shards = recipe.open_shards(path, model, origin=f"the run {run}")
+    folders = [word for word in words or [] if "=" not in word]
+    overrides = [word for word in words or [] if "=" in word]
+    if len(folders) > 1:
+        raise ConfigError(f"got the folders {', '.join(folders)}, expected one")
+    overrides += [f"evaluate.lanes={lanes}"] * (lanes is not None)
+    if dynamic is not None:
+        one_of("--dynamic", dynamic, ("sgd", "rms"))
+        overrides.append(f"evaluate.dynamic.method={dynamic}")
+    config, model = recipe.load_run(run, device=device, stream=stream)
+    settings = _settings(config, overrides, origin=str(run))
+    viewed = settings.view(model).core.config
+    shards = shards_to_score(run, config, model, stream, folders[0] if folders else None)
     documents = recipe.SplitDocuments(shards, split)
+    train = recipe.SplitDocuments(shards, "train") if settings.dynamic and "train" in shards.splits else None
     with progress_bar("scoring") as update:
         totals = evaluation.evaluate(
             model,
             documents,
-            lanes=lanes,
+            settings,
             warm=memory == "warm",
             precision=precision,  # pyright: ignore[reportArgumentType]
+            train=train,
             progress=lambda count: update(count, documents.symbols, "symbols"),
         )
-    unit = recipe.BITS[model.spec.modality]
+    metrics = _metrics(model.spec, totals)
     figures = {
-        unit: totals.bits,
+        **metrics,
         "nats": totals.nats,
         "count": totals.count,
         "split": split,
         "documents": len(documents),
         "memory": memory,
+        "lanes": settings.lanes_of(model.spec),
+        "segment_len": viewed.segment_len,
+        "mem_len": viewed.mem_len,
+        "window": viewed.window,
+        "clamp_len": getattr(viewed.positions, "clamp_len", None),
+        "stride": settings.stride,
+        "dynamic": settings.dynamic.model_dump() if settings.dynamic else None,
         "precision": precision,
         "preparation": shards.preparation,
     }
+    unit, value = next(iter(metrics.items()))
     tell(
         figures,
-        f"{totals.bits:.4f} {unit.replace('_', ' ')} over {totals.count:,} symbols of {split}, "
+        f"{value:.4f} {unit.replace('_', ' ')} over {totals.count:,} symbols of {split}, "
         f"{memory} memory; {preparation(shards.preparation)}",
         as_json,
     )
@@ -67,61 +115,158 @@ def evaluate(
 @app.command()
 def score(
     run: RunPath,
-    files: Annotated[list[Path] | None, typer.Argument(help="Audio files.")] = None,
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Audio files, or text files of a text model.")
+    ] = None,
     tokens: Annotated[
         Path | None, typer.Option(help="safetensors with `tokens` [N+1, B], instead of files.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="With --tokens: safetensors to write `nll` [N, B] to.")
+        Path | None,
+        typer.Option(
+            help="With --tokens: safetensors to write `nll` [N, B] to. With one text file: lines of "
+            "token, tab, nats, from the second token on."
+        ),
     ] = None,
+    stream: Stream = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Nats and bits of audio files, or of token streams."""
+    """Nats and bits of audio or text files, or of token streams.
+
+    Of a text the first symbol is only context: a file of one symbol has none that is scored.
+    """
+    from txl_audio import recipe
+
+    if bool(files) == (tokens is not None) or (tokens is not None and out is None):
+        raise ConfigError("give FILES, or --tokens FILE.safetensors with --out OUT.safetensors")
+    config, model = recipe.load_run(run, device=device, stream=stream)
+    if tokens is not None and out is not None:
+        _score_tokens(model, tokens, out, config.evaluate, as_json)
+        return
+    vocabulary = recipe.vocabulary_of(run, stream) if model.spec.modality == "text" else None
+    files = files or []
+    if out is not None and (vocabulary is None or len(files) > 1):
+        raise ConfigError("--out takes the nats of one text file, or of --tokens; leave it out")
+    _score_files(model, files, vocabulary, out, config.evaluate, as_json)
+
+
+def _score_tokens(
+    model: SequenceModel, tokens: Path, out: Path, settings: EvaluateConfig, as_json: bool
+) -> None:
+    from txl_audio import evaluate as evaluation
+    from txl_audio import recipe
+
+    nll = evaluation.score_tokens(model, recipe.read_tokens(tokens), settings)
+    recipe.write_tensors(out, {"nll": nll})
+    totals = evaluation.Totals(nll.double().sum().item(), nll.numel())
+    figures = {"path": str(tokens), "nats": totals.nats, "count": totals.count, "out": str(out)}
+    tell(
+        figures,
+        f"{totals.nats / max(1, totals.count):.4f} nats per token over {totals.count:,}, in {out}",
+        as_json,
+    )
+
+
+def _score_files(
+    model: SequenceModel,
+    files: list[Path],
+    vocabulary: Vocabulary | None,
+    out: Path | None,
+    settings: EvaluateConfig,
+    as_json: bool,
+) -> None:
     from txl_audio import evaluate as evaluation
     from txl_audio import recipe
     from txl_audio.sampling import sound
 
-    if bool(files) == (tokens is not None) or (tokens is None) != (out is None):
-        raise ConfigError("give audio FILES, or --tokens FILE.safetensors with --out OUT.safetensors")
-    _, model = recipe.load_run(run, device=device)
-    if tokens is not None and out is not None:
-        nll = evaluation.score_tokens(model, recipe.read_tokens(tokens))
-        recipe.write_tensors(out, {"nll": nll})
-        totals = evaluation.Totals(nll.double().sum().item(), nll.numel())
-        figures = {"path": str(tokens), "nats": totals.nats, "count": totals.count, "out": str(out)}
-        tell(
-            figures,
-            f"{totals.nats / max(1, totals.count):.4f} nats per token over {totals.count:,}, in {out}",
-            as_json,
-        )
-        return
-    codec = recipe.codec_for_sound(model.spec)
+    codec = recipe.codec_for_sound(model.spec) if vocabulary is None else None
     scored: list[dict[str, Any]] = []
     left_out: list[str] = []
     with progress_bar("scoring") as update:
-        for done, path in enumerate(files or [], 1):
+        for done, path in enumerate(files, 1):
             try:
-                symbols = sound.read_symbols(path, codec)
+                if codec is not None:
+                    symbols = sound.read_symbols(path, codec)
+                else:
+                    assert vocabulary is not None
+                    symbols = vocabulary.encode(_read(path)).numpy()
             except DataError as error:
                 left_out.append(str(error) if str(path) in str(error) else f"{path}: {error}")
                 continue
-            nats = evaluation.score_document(model, symbols)
+            nats = evaluation.score_document(model, symbols, settings)
             totals = evaluation.Totals(nats.double().sum().item(), nats.numel())
-            scored.append(
-                {
-                    "path": str(path),
-                    "nats": totals.nats,
-                    "count": totals.count,
-                    "bits_per_sample": totals.bits,
-                }
-            )
-            update(done, len(files or []), "")
+            metrics = _metrics(model.spec, totals)
+            scored.append({"path": str(path), "nats": totals.nats, "count": totals.count, **metrics})
+            if out is not None and vocabulary is not None:
+                known: Sequence[int | str] = vocabulary.symbols
+                names = [_name(known[int(id)]) for id in symbols[1:]]
+                _write_lines(out, names, nats)
+            update(done, len(files), "")
     if not scored:
         raise DataError("no file can be scored: " + "; ".join(left_out))
     for reason in left_out:
         say(f"left out {reason}")
-    lines = [f"{item['bits_per_sample']:.4f} bits per sample  {item['path']}" for item in scored]
-    tell({"files": scored}, "\n".join(lines), as_json)
+    unit = next(iter(_metrics(model.spec, evaluation.Totals(0.0, 0))))
+    lines = [f"{item[unit]:.4f} {unit.replace('_', ' ')}  {item['path']}" for item in scored]
+    tell({"files": scored, "out": str(out) if out else None}, "\n".join(lines), as_json)
     if left_out:
         raise typer.Exit(1)
+
+
+def _settings(config: RunConfig, overrides: list[str], *, origin: str) -> EvaluateConfig:
+    """The run's `evaluate` section, with overrides."""
+    from txl_audio import recipe
+    from txl_audio.config import parse
+
+    for override in overrides:
+        if not override.startswith("evaluate."):
+            raise ConfigError(
+                f"override {override!r} is not of the form evaluate.key=value, the settings that can change"
+            )
+    return parse(recipe.RunConfig, config.to_yaml(), overrides, origin=origin).evaluate
+
+
+def shards_to_score(
+    run: Path, config: RunConfig, model: SequenceModel, stream: str | None, data: Path | str | None
+) -> Shards:
+    """The shards to score: `data`, or the run's own."""
+    from txl_audio import recipe
+
+    own = config.data_folders
+    path = data or (own.get(stream) if stream else next(iter(own.values()), None))
+    if path is None:
+        raise ConfigError(f"the run {run} names no data; give the shard folder")
+    return recipe.open_shards(path, model, origin=f"the run {run}")
+
+
+def _metrics(spec: TokenSpec, totals: Totals) -> dict[str, float]:
+    """The figures people report of a stream, the first one first."""
+    from txl_audio import recipe
+    from txl_audio.data.text import text_metrics
+
+    if spec.modality == "text":
+        return text_metrics(spec, nats=totals.nats, count=totals.count)
+    return {recipe.bits_name(spec): totals.bits}
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _name(symbol: int | str) -> str:
+    r"""A symbol on a line of its own: a byte beyond ASCII as \xNN, what breaks a line as \n."""
+    if isinstance(symbol, int):
+        symbol = chr(symbol) if 32 <= symbol < 127 or symbol in (9, 10, 13) else f"\0{symbol:02x}"
+    escapes = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "\0": "\\x"}
+    return symbol.translate(str.maketrans(escapes))
+
+
+def _write_lines(path: Path, names: list[str], nats: torch.Tensor) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (f"{name}\t{value:.6f}\n" for name, value in zip(names, nats.tolist(), strict=True))
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(lines)

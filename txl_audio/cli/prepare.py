@@ -1,51 +1,75 @@
-"""The verb that turns files into shards."""
+"""The verb that turns files into shards: recordings and texts."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from txl_audio.cli.common import Json, app, duration, progress_bar, say, tell
+from txl_audio.cli.common import Json, app, duration, preparation, progress_bar, say, tell
 from txl_audio.tokens import ConfigError
 
 
 @app.command()
 def prepare(
-    source: Annotated[str | None, typer.Argument(help="Folder of audio, or a manifest (.jsonl).")] = None,
+    source: Annotated[
+        str | None, typer.Argument(help="Folder of audio, a manifest (.jsonl), or a text corpus.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of shards to write.")] = ...,  # pyright: ignore
     dataset: Annotated[
         str | None,
         typer.Option(
-            help="Instead of SOURCE: speechcommands, sc09, librispeech, ljspeech, vctk, yesno, fsdd."
+            help="Speech, with --root instead of SOURCE: speechcommands, sc09, librispeech, ljspeech, vctk, "
+            "yesno, fsdd. Text: enwik8, text8, wt103, wt2, lm1b, ptb, bytes, chars, words."
         ),
     ] = None,
     root: Annotated[Path | None, typer.Option(help="Local copy of the known set.")] = None,
-    download: Annotated[bool, typer.Option(help="Fetch the known set into --root first.")] = False,
+    download: Annotated[bool, typer.Option(help="Fetch the known speech set into --root first.")] = False,
     subset: Annotated[
         str | None,
         typer.Option(help="Part of librispeech to fetch, besides dev-clean. [default: train-clean-100]"),
     ] = None,
     split: Annotated[
         str | None,
-        typer.Option(help="every-Nth, lists:DIR, official or all:NAME. [default: official, else every-20th]"),
+        typer.Option(
+            help="Audio: every-Nth, lists:DIR, official or all:NAME [default: official, else every-20th]. "
+            "bytes, chars, words: train/val/test fractions [default: files named so, else 90/5/5]."
+        ),
+    ] = None,
+    newlines: Annotated[
+        str | None,
+        typer.Option(help="enwik8: keep, or drop as the authors of Transformer-XL. [default: keep]"),
     ] = None,
     trim_db: Annotated[
         float | None, typer.Option(help="Cut silence this far below each clip's loudest part.")
     ] = None,
     gain: Annotated[str, typer.Option(help="none, rms:DBFS or peak:DBFS.")] = "none",
     workers: Annotated[int | None, typer.Option(help="Processes. [default: by cores and files]")] = None,
-    strict: Annotated[bool, typer.Option(help="Stop at the first file that cannot be used.")] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(help="Stop at the first file that cannot be used, or corpus unlike the published one."),
+    ] = False,
     overwrite: Annotated[
         bool, typer.Option(help="Replace shards in --out made of other files or with other settings.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Turn recordings into shards of symbols. Continues where an interrupted run stopped."""
-    from txl_audio.data import datasets
-    from txl_audio.data.prepare import prepare as prepare_shards
+    """Turn recordings or texts into shards of symbols. Audio continues where an interrupted run stopped."""
+    from txl_audio.data.corpora import CORPORA
 
+    if dataset in CORPORA:
+        if (source is None) == (root is None):
+            raise ConfigError(f"--dataset {dataset} needs SOURCE, its archive, folder or file")
+        if download or subset or trim_db is not None or gain != "none" or workers is not None:
+            raise ConfigError(
+                f"--download, --subset, --trim-db, --gain and --workers are for audio, {dataset} is a text"
+            )
+        options = {"split": split, "newlines": newlines, "strict": strict, "overwrite": overwrite}
+        _prepare_text(dataset, source or str(root), out, options, as_json)
+        return
+    if newlines is not None:
+        raise ConfigError(f"--newlines {newlines} is for --dataset enwik8")
     if (source is None) == (dataset is None):
         raise ConfigError("give either SOURCE or --dataset NAME with --root DIR")
     if dataset is not None and root is None:
@@ -53,22 +77,30 @@ def prepare(
     if subset is not None and not download:
         raise ConfigError("--subset says what to fetch; give it with --download")
     if download:
-        if dataset is None or root is None:
-            raise ConfigError("--download needs --dataset NAME and --root DIR")
-        say(f"downloading {dataset} into {root} ...")
-        datasets.download(dataset, root, subset=subset)
+        _download(dataset, root, subset)
+    options = {"split": split, "trim_db": trim_db, "gain": gain, "workers": workers}
+    options |= {"root": root if dataset else None, "strict": strict, "overwrite": overwrite}
+    _prepare_audio(dataset or source or "", out, options, as_json)
+
+
+def _download(dataset: str | None, root: Path | None, subset: str | None) -> None:
+    from txl_audio.data import datasets
+
+    if dataset is None or root is None:
+        raise ConfigError("--download needs --dataset NAME and --root DIR")
+    say(f"downloading {dataset} into {root} ...")
+    datasets.download(dataset, root, subset=subset)
+
+
+def _prepare_audio(source: str, out: Path, options: dict[str, Any], as_json: bool) -> None:
+    from txl_audio.data.prepare import prepare as prepare_shards
+
     with progress_bar("preparing") as update:
         report = prepare_shards(
-            dataset or source or "",
+            source,
             out,
-            root=root if dataset else None,
-            split=split,
-            trim_db=trim_db,
-            gain=gain,
-            workers=workers,
-            strict=strict,
-            overwrite=overwrite,
             progress=lambda done, total, seconds: update(done, total, f"{duration(seconds)} of audio"),
+            **options,
         )
     rejected = [{"source": item.source, "reason": item.reason} for item in report.rejected]
     for item in rejected:
@@ -95,3 +127,36 @@ def prepare(
     )
     if rejected:
         raise typer.Exit(1)
+
+
+def _prepare_text(dataset: str, source: str, out: Path, options: dict[str, Any], as_json: bool) -> None:
+    from txl_audio.data.prepare_text import prepare_text
+
+    with progress_bar("preparing") as update:
+        report = prepare_text(
+            dataset,
+            source,
+            out,
+            progress=lambda what, done, total: update(done >> 20, max(done, total) >> 20, f"MiB, {what}"),
+            **options,
+        )
+    for warning in report.warnings:
+        say(f"warning: {warning}")
+    figures = {
+        "out": str(report.out),
+        "documents": report.documents,
+        "tokens": report.tokens,
+        "vocabulary": report.vocabulary_size,
+        "unknown": report.unknown,
+        "preparation": report.preparation,
+        "warnings": list(report.warnings),
+        "unchanged": report.unchanged,
+    }
+    tokens = ", ".join(f"{name} {count:,}" for name, count in report.tokens.items())
+    already = "already prepared: " if report.unchanged else ""
+    tell(
+        figures,
+        f"{already}{tokens} tokens of {report.vocabulary_size:,} symbols, {report.unknown:,} unknown "
+        f"({preparation(report.preparation)}), in {report.out}",
+        as_json,
+    )

@@ -3,49 +3,118 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from txl_audio.cli.common import Device, Json, RunPath, app, progress_bar, tell
+from txl_audio.cli.common import Device, Json, RunPath, Stream, app, progress_bar, say, tell
 from txl_audio.tokens import ConfigError
+
+if TYPE_CHECKING:
+    from txl_audio.model.sequence import SequenceModel
+    from txl_audio.sampling.sampler import Filters
+    from txl_audio.tokens import Vocabulary
 
 
 @app.command()
 def sample(
     run: RunPath,
-    seconds: Annotated[float, typer.Option(min=0, help="How much to generate.")] = 5.0,
-    out: Annotated[Path | None, typer.Option(help="WAV or FLAC file to write.")] = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Write 16-bit little-endian samples to stdout as they are made.")
-    ] = False,
-    prompt: Annotated[Path | None, typer.Option(help="Audio file to continue.")] = None,
-    prompt_seconds: Annotated[
-        float | None, typer.Option(min=0, help="Use only the beginning of the prompt.")
+    prompt: Annotated[
+        str | None, typer.Option(help="What to continue: an audio file, or text of a text model.")
     ] = None,
-    with_prompt: Annotated[bool, typer.Option(help="Put the prompt before its continuation.")] = False,
+    seconds: Annotated[
+        float | None, typer.Option(min=0, help="Sound: how much to generate. [default: 5]")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=0, help="Text: how many symbols to generate. [default: 256]")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="WAV, FLAC or text file to write.")] = None,
+    raw: Annotated[
+        bool,
+        typer.Option("--raw", help="Sound: write 16-bit little-endian samples to stdout as they are made."),
+    ] = False,
+    prompt_seconds: Annotated[
+        float | None, typer.Option(min=0, help="Sound: use only the beginning of the prompt.")
+    ] = None,
+    with_prompt: Annotated[bool, typer.Option(help="Sound: put the prompt before its continuation.")] = False,
     temperature: Annotated[float, typer.Option(help="0 takes the most likely symbol.")] = 1.0,
     top_k: Annotated[int | None, typer.Option(help="Draw among the k most likely.")] = None,
     top_p: Annotated[
         float | None, typer.Option(help="Draw among the fewest that reach probability p.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same sound.")] = 0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same result.")] = 0,
+    stream: Stream = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Generate sound, with bounded memory, while it is heard: --raw | aplay -f S16_LE -r 16000."""
+    """Generate sound or text, with bounded memory, while it is heard or read.
+
+    Sound: --raw | aplay -f S16_LE -r 16000. Text goes to stdout, or to --out.
+    """
+    from txl_audio import recipe
+    from txl_audio.sampling.sampler import Filters
+
+    _, model = recipe.load_run(run, device=device, stream=stream)
+    filters = Filters(temperature=temperature, top_k=top_k, top_p=top_p)
+    if model.spec.modality == "text":
+        if seconds is not None or prompt_seconds is not None or raw or with_prompt:
+            raise ConfigError(
+                f"--seconds, --prompt-seconds, --with-prompt and --raw are for sound, and {run} writes text; "
+                "use --prompt TEXT, --tokens N and --out FILE"
+            )
+        vocabulary = recipe.vocabulary_of(run, stream)
+        tokens = 256 if tokens is None else tokens
+        _text(
+            model,
+            vocabulary,
+            prompt=prompt,
+            tokens=tokens,
+            out=out,
+            filters=filters,
+            seed=seed,
+            as_json=as_json,
+        )
+        return
+    if tokens is not None:
+        raise ConfigError(f"--tokens is for text, and {run} makes sound; use --seconds S")
+    _sound(
+        model,
+        prompt=None if prompt is None else Path(prompt),
+        prompt_seconds=prompt_seconds,
+        with_prompt=with_prompt,
+        seconds=5.0 if seconds is None else seconds,
+        out=out,
+        raw=raw,
+        filters=filters,
+        seed=seed,
+        as_json=as_json,
+    )
+
+
+def _sound(
+    model: SequenceModel,
+    *,
+    prompt: Path | None,
+    prompt_seconds: float | None,
+    with_prompt: bool,
+    seconds: float,
+    out: Path | None,
+    raw: bool,
+    filters: Filters,
+    seed: int,
+    as_json: bool,
+) -> None:
     from txl_audio import recipe, runtime
     from txl_audio.sampling import sound
-    from txl_audio.sampling.sampler import Filters
 
     if (out is None) == (not raw):
         raise ConfigError("give either --out FILE or --raw")
     if raw and as_json:
         raise ConfigError("--raw writes sound to stdout, where --json would write; give one of them")
-    _, model = recipe.load_run(run, device=device)
-    filters = Filters(temperature=temperature, top_k=top_k, top_p=top_p)
     stream = sound.continuation(
         model,
         recipe.codec_for_sound(model.spec),
@@ -92,3 +161,51 @@ def sample(
             f"{made / rate:.2f} s in {wall_s:.1f} s (real-time factor {figures['rtf']:.2f}), in {out}",
             as_json,
         )
+
+
+def _text(
+    model: SequenceModel,
+    vocabulary: Vocabulary,
+    *,
+    prompt: str | None,
+    tokens: int,
+    out: Path | None,
+    filters: Filters,
+    seed: int,
+    as_json: bool,
+) -> None:
+    from txl_audio import runtime
+    from txl_audio.sampling import text
+
+    begun, first_chunk_s = time.perf_counter(), 0.0
+    pieces = text.continuation(model, vocabulary, tokens=tokens, prompt=prompt, filters=filters, seed=seed)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    kept: list[str] = []
+    with (
+        runtime.single_thread(next(model.parameters()).device),
+        nullcontext(sys.stdout) if out is None else out.open("w", encoding="utf-8") as file,
+    ):
+        for piece, generated in pieces:
+            kept.append(piece)
+            if generated:
+                first_chunk_s = first_chunk_s or time.perf_counter() - begun
+            if out is not None or not as_json:
+                print(piece, end="", file=file, flush=True)
+    wall_s = time.perf_counter() - begun
+    figures = {
+        "symbols": tokens,
+        "wall_s": wall_s,
+        "symbols_per_s": tokens / wall_s,
+        "first_chunk_ms": 1000 * first_chunk_s,
+        "seed": seed,
+        "backend": f"torch {next(model.parameters()).device}",
+        "text": "".join(kept),
+        "out": str(out) if out else None,
+    }
+    words = f"{tokens:,} symbols in {wall_s:.1f} s ({tokens / wall_s:.0f} per second)"
+    if out is None and not as_json:
+        print()  # ends the text's last line
+        say(words)
+    else:
+        tell(figures, f"{words}, in {out}", as_json)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -41,21 +42,19 @@ def info(
     from txl_audio import cost, recipe
 
     model = recipe.describe(target, overrides or [])
-    spec, core = model.spec, model.core.config
-    memory_s = core.mem_len / spec.frame_rate_hz if spec.frame_rate_hz else None
-    figures = {
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "frame_rate_hz": spec.frame_rate_hz or None,
-        "symbols_per_frame": spec.symbols_per_frame,
-        "mem_len_frames": core.mem_len,
-        "memory_s": memory_s,
-        "macs_per_symbol": cost.macs_per_symbol(model),
-        "decode_state_bytes": cost.decode_state_bytes(model),
-    }
-    lines = [
-        f"{name.replace('_', ' '):<20} {value:,}" for name, value in figures.items() if value is not None
-    ]
-    tell(figures, "\n".join(lines), as_json)
+    size = {"parameters": sum(p.numel() for p in model.parameters())}
+    streams = {name: cost.of_stream(stream) for name, stream in model.streams.items()}
+    if len(streams) == 1:
+        figures = {**size, **next(iter(streams.values()))}
+        text = _lines(figures)
+    else:
+        figures = {**size, "streams": streams}
+        text = "\n".join([_lines(size), *(f"{name}\n{_lines(facts)}" for name, facts in streams.items())])
+    tell(figures, text, as_json)
+
+
+def _lines(figures: Mapping[str, Any]) -> str:
+    return "\n".join(f"{name.replace('_', ' '):<20} {v:,}" for name, v in figures.items() if v is not None)
 
 
 bench = typer.Typer(

@@ -1,4 +1,4 @@
-"""Weights from elsewhere."""
+"""Weights from elsewhere, and for elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from txl_audio.cli.common import app, say
+from txl_audio.cli.common import RunPath, app, one_of, say
 
 
 @app.command("import")
@@ -24,3 +24,18 @@ def import_weights(
     model = recipe.import_run(source, out, segment_len=segment_len)
     parameters = sum(p.numel() for p in model.parameters())
     say(f"imported {parameters:,} parameters, segments of {model.core.config.segment_len}, in {out}")
+
+
+@app.command("export")
+def export_weights(
+    run: RunPath,
+    layout: Annotated[str, typer.Option(help="hf (Hugging Face) or authors.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    stream: Annotated[str | None, typer.Option(help="Which stream, where the run has several.")] = None,
+) -> None:
+    """Write a text model for the authors' PyTorch code or for Hugging Face."""
+    from txl_audio import recipe
+
+    one_of("--layout", layout, ("hf", "authors"))
+    recipe.export_run(run, out, layout=layout, stream=stream)  # pyright: ignore[reportArgumentType]
+    say(f"exported {run} in the layout {layout}, in {out}")

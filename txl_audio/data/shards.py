@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
@@ -170,7 +170,8 @@ class ShardWriter:
     """Writes a shard folder, one document at a time, in bounded memory.
 
     Everything goes to a folder beside the target, `OUT.partial`; `close` syncs it and renames it.
-    As a context manager it closes on success and leaves the partial folder after an exception.
+    As a context manager it closes on success; after an exception it leaves the partial folder, where
+    it can be continued, else removes it.
     What an interrupted `close` left behind is put in place by the next writer.
 
     Args:
@@ -196,6 +197,7 @@ class ShardWriter:
         self.spec = spec
         self.documents: list[Document] = []
         self._preparation = dict(preparation)
+        self._resume_key = resume_key
         self._dtype = symbol_dtype(spec.vocab_size)
         finish_interrupted(self.out)
         _require_replaceable(self.out)
@@ -222,7 +224,7 @@ class ShardWriter:
 
     def append(
         self,
-        symbols: np.ndarray,
+        symbols: np.ndarray | Iterable[np.ndarray],
         *,
         id: str,
         split: str,
@@ -235,9 +237,41 @@ class ShardWriter:
     ) -> Document:
         """Adds a document: symbols [frames, K], or [frames] where K is 1, of any integer type.
 
-        Raises DataError for no frames, a symbol outside the vocabulary and an id used before,
-        SpecError for another shape.
+        A long document may come as an iterable of such arrays, its parts in order. Raises DataError
+        for no frames, a symbol outside the vocabulary and an id used before, SpecError for another
+        shape; then nothing was added.
         """
+        if id in self._ids:
+            raise DataError(f"two documents are called {id!r}; give each its own id")
+        begin = self._frames()
+        try:
+            frames = sum(self._write(part, id) for part in _parts(symbols))
+            if frames == 0:
+                raise DataError(f"document {id!r} has no symbols; leave it out")
+        except BaseException:
+            self._tokens.truncate(begin * self.spec.symbols_per_frame * self._dtype.itemsize)
+            raise
+        document = Document(
+            id=id,
+            offset=begin,
+            frames=frames,
+            split=split,
+            source=source,
+            sha256=sha256,
+            sample_rate_hz=sample_rate_hz,
+            gain=gain,
+            trim=trim,
+            clipped=clipped,
+        )
+        self._tokens.flush()
+        self._journal.write(json.dumps(asdict(document)) + "\n")
+        self._journal.flush()
+        self.documents.append(document)
+        self._ids.add(id)
+        return document
+
+    def _write(self, symbols: np.ndarray, id: str) -> int:
+        """Writes a part of document `id`; returns its frames."""
         k = self.spec.symbols_per_frame
         symbols = np.asarray(symbols)
         if symbols.ndim == 1 and k == 1:
@@ -248,33 +282,14 @@ class ShardWriter:
                 f"got {symbols.dtype} of shape {list(symbols.shape)}"
             )
         if len(symbols) == 0:
-            raise DataError(f"document {id!r} has no symbols; leave it out")
-        if id in self._ids:
-            raise DataError(f"two documents are called {id!r}; give each its own id")
+            return 0
         low, high = int(symbols.min()), int(symbols.max())
         if low < 0 or high >= self.spec.vocab_size:
             raise DataError(
                 f"document {id!r} has symbols {low}..{high}, expected 0..{self.spec.vocab_size - 1}"
             )
-        document = Document(
-            id=id,
-            offset=self._frames(),
-            frames=len(symbols),
-            split=split,
-            source=source,
-            sha256=sha256,
-            sample_rate_hz=sample_rate_hz,
-            gain=gain,
-            trim=trim,
-            clipped=clipped,
-        )
         self._tokens.write(np.ascontiguousarray(symbols, dtype=self._dtype).data)
-        self._tokens.flush()
-        self._journal.write(json.dumps(asdict(document)) + "\n")
-        self._journal.flush()
-        self.documents.append(document)
-        self._ids.add(id)
-        return document
+        return len(symbols)
 
     def close(self) -> None:
         """Finishes the folder and moves it to its place. Raises DataError where it has no documents."""
@@ -313,8 +328,10 @@ class ShardWriter:
     ) -> None:
         if kind is None:
             self.close()
-        else:
-            self.abandon()
+            return
+        self.abandon()
+        if self._resume_key is None:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _frames(self) -> int:
         return self.documents[-1].offset + self.documents[-1].frames if self.documents else 0
@@ -340,6 +357,10 @@ class ShardWriter:
             finished.append(document)
             end = line_end
         return finished, end
+
+
+def _parts(symbols: np.ndarray | Iterable[np.ndarray]) -> Iterable[np.ndarray]:
+    return [symbols] if isinstance(symbols, np.ndarray) else symbols
 
 
 def finish_interrupted(out: Path) -> None:

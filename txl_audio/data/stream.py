@@ -7,13 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from txl_audio.tokens import IGNORE, DataError, TokenSpec
+
+
+class Symbols(Protocol):
+    """A line of symbols that is read by slices."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, where: slice, /) -> np.ndarray: ...
 
 
 class Documents(Protocol):
@@ -28,7 +37,7 @@ class Batch:
     """One segment of every lane.
 
     inputs [B, T, K] int64: the frame before each target frame; targets [B, T, K] int64, IGNORE where
-    nothing is scored; reset [B, T] bool, true where a document begins.
+    nothing is scored; reset [B, T] bool, true where a document, or a piece of one, begins.
     """
 
     inputs: Tensor
@@ -39,6 +48,14 @@ class Batch:
         return Batch(self.inputs.to(device), self.targets.to(device), self.reset.to(device))
 
 
+class Piece(NamedTuple):
+    """Frames [begin, end) of targets of one document."""
+
+    document: int
+    begin: int
+    end: int
+
+
 class TokenStream:
     """Contiguous lanes over documents; every symbol of an epoch is a target exactly once.
 
@@ -47,12 +64,21 @@ class TokenStream:
     symbols and its first sample is scored; in text the first symbol is only context. The last frame
     of a document is padded with ignored targets to P samples.
 
+    A text longer than a lane's share of all targets is cut into equal pieces no longer than that, so
+    that one giant document fills every lane, as the authors' `LMOrderedIterator` does, but without a
+    rest that is left out. A piece is read like a document of its own: it begins with the symbol before
+    its first target as context. With one lane nothing is cut, nor are recordings ever.
+
     Args:
         documents: the symbols; `spec` says how they form frames.
         lanes, segment_len: B and T.
-        seed: shuffles the documents of every epoch anew; None keeps their order.
+        seed: shuffles the documents (and pieces) of every epoch anew; None keeps their order.
         epochs: None for an endless stream.
         reset: whether the model forgets at each document's begin; false leaves memory warm.
+        separator: of texts of unrelated sentences, the symbol that ends each: with a seed the
+            sentences of a document are shuffled too, anew every epoch.
+
+    Raises DataError where no document has a symbol to predict.
     """
 
     def __init__(
@@ -65,17 +91,22 @@ class TokenStream:
         seed: int | None = None,
         epochs: int | None = 1,
         reset: bool = True,
+        separator: int | None = None,
     ) -> None:
         if len(documents) == 0:
             raise DataError("a stream needs at least one document, got none")
         self.documents, self.spec = documents, spec
         self.lanes, self.segment_len = lanes, segment_len
-        self.seed, self.epochs, self.reset = seed, epochs, reset
+        self.seed, self.epochs, self.reset, self.separator = seed, epochs, reset, separator
+        self._pieces = _pieces([_frames(len(documents[i]), spec) for i in range(len(documents))], spec, lanes)
         self._epoch, self._next, self._order = 0, 0, self._shuffled(0)
-        # Per lane: the document it reads (-1: none) and the frame it stands at.
-        self._document = [-1] * lanes
+        # Per lane: the piece it reads (-1: none), the epoch it was taken in, and the frame it stands at.
+        self._piece = [-1] * lanes
+        self._taken = [0] * lanes
         self._frame = [0] * lanes
-        self._cache: list[tuple[np.ndarray, np.ndarray] | None] = [None] * lanes
+        self._lines: list[Symbols | None] = [None] * lanes
+        # Lanes that read pieces of one document share its shuffled sentences.
+        self._sentences: WeakValueDictionary[tuple[int, int], ShuffledSentences] = WeakValueDictionary()
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -94,51 +125,53 @@ class TokenStream:
         """Fills one lane's segment; false where no document was left for it."""
         place = 0
         while place < self.segment_len:
-            if self._document[lane] < 0 and not self._take(lane):
+            if self._piece[lane] < 0 and not self._take(lane):
                 return place > 0
-            frames_in, frames_out = self._frames(lane)
-            at = self._frame[lane]
-            n = min(self.segment_len - place, len(frames_out) - at)
-            inputs[place : place + n] = frames_in[at : at + n]
-            targets[place : place + n] = frames_out[at : at + n]
-            reset[place] |= at == 0 and self.reset
+            piece, at = self._pieces[self._piece[lane]], self._frame[lane]
+            n = min(self.segment_len - place, piece.end - at)
+            inputs[place : place + n], targets[place : place + n] = frames_at(
+                self._line(lane), self.spec, at, n
+            )
+            reset[place] |= at == piece.begin and self.reset
             place += n
             self._frame[lane] += n
-            if self._frame[lane] == len(frames_out):
-                self._document[lane] = -1
+            if self._frame[lane] == piece.end:
+                self._piece[lane], self._lines[lane] = -1, None
         return True
 
     def _take(self, lane: int) -> bool:
-        """Gives the lane its next document; false at the end of the last epoch."""
-        while True:
-            if self._next == len(self._order):
-                if self.epochs is not None and self._epoch + 1 >= self.epochs:
-                    return False
-                self._epoch, self._next = self._epoch + 1, 0
-                self._order = self._shuffled(self._epoch)
-            document = self._order[self._next]
-            self._next += 1
-            if len(self.documents[document]) > int(not self.spec.scores_first):
-                self._document[lane], self._frame[lane], self._cache[lane] = document, 0, None
-                return True
-            if self._next == len(self._order) and not self._any_usable():
-                raise DataError("no document has a symbol to predict; text needs at least 2 symbols in one")
+        """Gives the lane its next piece; false at the end of the last epoch."""
+        if self._next == len(self._order):
+            if self.epochs is not None and self._epoch + 1 >= self.epochs:
+                return False
+            self._epoch, self._next = self._epoch + 1, 0
+            self._order = self._shuffled(self._epoch)
+        self._piece[lane], self._taken[lane] = self._order[self._next], self._epoch
+        self._frame[lane] = self._pieces[self._piece[lane]].begin
+        self._next += 1
+        return True
 
-    def _any_usable(self) -> bool:
-        least = int(not self.spec.scores_first)
-        return any(len(self.documents[i]) > least for i in range(len(self.documents)))
-
-    def _frames(self, lane: int) -> tuple[np.ndarray, np.ndarray]:
-        """(input frames, target frames) of the lane's document, each [frames, K]."""
-        frames = self._cache[lane]
-        if frames is None:
-            frames = self._cache[lane] = document_frames(self.documents[self._document[lane]], self.spec)
-        return frames
+    def _line(self, lane: int) -> Symbols:
+        """The symbols that the lane reads, of the whole document."""
+        line = self._lines[lane]
+        if line is None:
+            document, epoch = self._pieces[self._piece[lane]].document, self._taken[lane]
+            line = self._sentences.get((document, epoch))
+            if line is None:
+                # Of a memory-mapped file a plain view, which is sliced faster.
+                line = np.asarray(self.documents[document]).reshape(-1)
+                if self.seed is not None and self.separator is not None:
+                    # From 1: a last 0 would give the generator of the documents' order.
+                    rng = np.random.default_rng((self.seed, epoch, document + 1))
+                    line = ShuffledSentences(line, self.separator, rng)
+                    self._sentences[document, epoch] = line
+            self._lines[lane] = line
+        return line
 
     def _shuffled(self, epoch: int) -> Sequence[int]:
         if self.seed is None:
-            return range(len(self.documents))
-        return np.random.default_rng((self.seed, epoch)).permutation(len(self.documents)).tolist()
+            return range(len(self._pieces))
+        return np.random.default_rng((self.seed, epoch)).permutation(len(self._pieces)).tolist()
 
     def state_dict(self) -> dict[str, Any]:
         """Position to resume from, JSON-able."""
@@ -146,7 +179,8 @@ class TokenStream:
             "documents": len(self.documents),
             "epoch": self._epoch,
             "next": self._next,
-            "document": list(self._document),
+            "piece": list(self._piece),
+            "taken": list(self._taken),
             "frame": list(self._frame),
         }
 
@@ -155,35 +189,110 @@ class TokenStream:
 
         Raises DataError where lanes or documents are not those of then.
         """
+        if state.keys() != self.state_dict().keys():
+            raise DataError(
+                f"the saved position holds {sorted(state)}, expected {sorted(self.state_dict())}; "
+                "resume with the version that saved it, or start anew"
+            )
         if state["documents"] != len(self.documents):
             raise DataError(
                 f"the saved position is of {state['documents']} documents, here are {len(self.documents)}; "
                 "resume with the data the run was started with"
             )
-        if len(state["document"]) != self.lanes:
+        if len(state["piece"]) != self.lanes:
             raise DataError(
-                f"the saved position has {len(state['document'])} lanes, this stream {self.lanes}; "
+                f"the saved position has {len(state['piece'])} lanes, this stream {self.lanes}; "
                 "resume with the saved number"
             )
         self._epoch, self._next = state["epoch"], state["next"]
         self._order = self._shuffled(self._epoch)
-        self._document, self._frame = list(state["document"]), list(state["frame"])
-        self._cache = [None] * self.lanes
+        self._piece, self._taken = list(state["piece"]), list(state["taken"])
+        self._frame = list(state["frame"])
+        self._lines = [None] * self.lanes
 
 
-def document_frames(symbols: np.ndarray, spec: TokenSpec) -> tuple[np.ndarray, np.ndarray]:
-    """One document [N] -> (input frames, target frames), each [frames, K].
+class ShuffledSentences:
+    """A document [N] with its sentences in another order, read by slices without copying it.
+
+    The first symbol is context and stays; a sentence is what follows, up to and with `separator`. Ended
+    by it, each gives the next its context. Symbols after the last separator stay last.
+    """
+
+    def __init__(self, symbols: np.ndarray, separator: int, rng: np.random.Generator) -> None:
+        self._symbols = symbols
+        ends = np.flatnonzero(symbols[1:] == separator) + 2
+        begins = np.concatenate(([1], ends))[: len(ends)]
+        order = rng.permutation(len(ends))
+        # In their new order: the place where each sentence begins, and where it comes from.
+        lengths = (ends - begins)[order]
+        last = int(ends[-1]) if len(ends) else 1
+        places = np.concatenate(([0, 1], 1 + np.cumsum(lengths)))
+        self._places = places.astype(_index_type(symbols))
+        self._sources = np.concatenate(([0], begins[order], [last])).astype(self._places.dtype)
+
+    def __len__(self) -> int:
+        return len(self._symbols)
+
+    def __getitem__(self, where: slice, /) -> np.ndarray:
+        start, stop, _ = where.indices(len(self))
+        line = np.empty(max(0, stop - start), dtype=self._symbols.dtype)
+        # As a number of the table's own type: of another one, the whole table would be converted.
+        first = self._places.dtype.type(start)
+        sentence, at = int(np.searchsorted(self._places, first, side="right")) - 1, start
+        while at < stop:
+            begin = int(self._places[sentence])
+            end = int(self._places[sentence + 1]) if sentence + 1 < len(self._places) else stop
+            source, n = int(self._sources[sentence]) + at - begin, min(end, stop) - at
+            line[at - start : at - start + n] = self._symbols[source : source + n]
+            sentence, at = sentence + 1, at + n
+        return line
+
+
+def _index_type(symbols: np.ndarray) -> type[np.integer[Any]]:
+    """Half the memory where it does: a large corpus has some tables of this open at once."""
+    return np.int32 if len(symbols) < 2**31 else np.int64
+
+
+def _frames(symbols: int, spec: TokenSpec) -> int:
+    """Target frames of a document of so many symbols."""
+    return -(-symbols // spec.symbols_per_frame) if spec.scores_first else max(0, symbols - 1)
+
+
+def _pieces(frames: Sequence[int], spec: TokenSpec, lanes: int) -> list[Piece]:
+    share = -(-sum(frames) // lanes)
+    pieces = []
+    for document, n in enumerate(frames):
+        parts = min(n, 1) if spec.scores_first else -(-n // max(1, share))
+        cuts = [n * i // parts for i in range(parts + 1)] if parts else []
+        pieces += [Piece(document, begin, end) for begin, end in pairwise(cuts)]
+    if not pieces:
+        raise DataError("no document has a symbol to predict; text needs at least 2 symbols in one")
+    return pieces
+
+
+def frames_at(symbols: Symbols, spec: TokenSpec, at: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Frames [at, at + n) of one document [N] as (inputs, targets), each [n, K].
 
     Audio: inputs begin with a frame of start symbols, and the last target frame is padded with
     IGNORE. Text: targets are the next symbols.
     """
-    symbols, k = np.asarray(symbols).reshape(-1), spec.symbols_per_frame
+    k = spec.symbols_per_frame
     if not spec.scores_first:
-        return symbols[:-1, None], symbols[1:, None]
-    line = np.full(
-        k + -(-len(symbols) // k) * k, IGNORE, dtype=np.int16 if spec.vocab_size < 2**15 else np.int32
-    )
-    line[:k] = spec.start_symbol
-    line[k : k + len(symbols)] = symbols
+        line = symbols[at : at + n + 1]
+        return line[:-1, None], line[1:, None]
+    line = np.full((n + 1) * k, IGNORE, dtype=np.int64)
+    if at == 0:
+        line[:k] = spec.start_symbol
+        read = symbols[: n * k]
+        line[k : k + len(read)] = read
+    else:
+        read = symbols[(at - 1) * k : (at + n) * k]
+        line[: len(read)] = read
     frames = line.reshape(-1, k)
     return frames[:-1], frames[1:]
+
+
+def document_frames(symbols: np.ndarray, spec: TokenSpec) -> tuple[np.ndarray, np.ndarray]:
+    """One document [N] -> (input frames, target frames), each [frames, K]: `frames_at` of the whole."""
+    symbols = np.asarray(symbols).reshape(-1)
+    return frames_at(symbols, spec, 0, _frames(len(symbols), spec))

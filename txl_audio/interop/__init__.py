@@ -1,5 +1,7 @@
-"""Transformer-XL weights from elsewhere."""
+"""Transformer-XL weights from elsewhere, and for elsewhere."""
 
+from txl_audio.interop.exporters import write_folder
 from txl_audio.interop.importers import Imported, read_folder
+from txl_audio.interop.layouts import Layout
 
-__all__ = ["Imported", "read_folder"]
+__all__ = ["Imported", "Layout", "read_folder", "write_folder"]

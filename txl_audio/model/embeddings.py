@@ -13,17 +13,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from txl_audio.config import Config
+from txl_audio.model.adaptive import AdaptiveEmbeddingConfig
+from txl_audio.model.contracts import Embedding
 from txl_audio.tokens import ConfigError, TokenSpec
-
-
-class Embedding(nn.Module):
-    """The contract: `history` symbols up to and including the newest input frame -> [B, T, D]."""
-
-    history: int
-
-    def forward(self, history: Tensor) -> Tensor:
-        """history [B, T, W]: the last W symbols of each step, newest last; W = `self.history`."""
-        raise NotImplementedError
 
 
 class SymbolEmbeddingConfig(Config):
@@ -114,5 +106,5 @@ class SampleFeatures(nn.Module):
 
 
 EmbeddingConfig: TypeAlias = Annotated[
-    SymbolEmbeddingConfig | SampleEmbeddingConfig, Field(discriminator="kind")
+    SymbolEmbeddingConfig | AdaptiveEmbeddingConfig | SampleEmbeddingConfig, Field(discriminator="kind")
 ]

@@ -14,28 +14,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from txl_audio.config import Config
-from txl_audio.model.embeddings import Embedding, SampleFeatures, SymbolEmbedding
+from txl_audio.model.adaptive import AdaptiveHeadConfig
+from txl_audio.model.contracts import Embedding, Head
+from txl_audio.model.embeddings import SampleFeatures, SymbolEmbedding
 from txl_audio.tokens import IGNORE, ConfigError, TokenSpec
-
-
-class Head(nn.Module):
-    """The contract of every head. `history` is how many symbols before a frame it looks at."""
-
-    history: int = 0
-
-    def nll(self, hidden: Tensor, history: Tensor, targets: Tensor) -> Tensor:
-        """Nats of every symbol, float32 [B, T, K], 0 where a target is IGNORE.
-
-        hidden [B, T, D]; history [B, T, W] symbols before each frame; targets [B, T, K].
-        """
-        raise NotImplementedError
-
-    def log_probs(self, hidden: Tensor, window: Tensor, place: int) -> Tensor:
-        """Log-probabilities of the symbol at `place` of the frame, float32 [B, V].
-
-        hidden [B, D]; window [B, W]: the W symbols before it, those of its own frame included.
-        """
-        raise NotImplementedError
 
 
 class SoftmaxHeadConfig(Config):
@@ -250,4 +232,6 @@ def with_floor(log_mass: Tensor, symbols: int) -> Tensor:
     return torch.logaddexp(log_mass + math.log1p(-UNIFORM_SHARE), uniform)
 
 
-HeadConfig: TypeAlias = Annotated[SoftmaxHeadConfig | FrameHeadConfig, Field(discriminator="kind")]
+HeadConfig: TypeAlias = Annotated[
+    SoftmaxHeadConfig | AdaptiveHeadConfig | FrameHeadConfig, Field(discriminator="kind")
+]

@@ -1,4 +1,4 @@
-"""What the core remembers: an immutable value while training, an owned ring while sampling.
+"""What the core remembers: an immutable value in training and scoring, an owned ring in sampling.
 
 Shapes: L layers, B lanes, M memory frames, D model width, H heads, d head width, C ring slots.
 """
@@ -6,6 +6,7 @@ Shapes: L layers, B lanes, M memory frames, D model width, H heads, d head width
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -41,6 +42,10 @@ class Memory:
     def mem_len(self) -> int:
         return self.hidden[0].size(1)
 
+    @property
+    def n_layer(self) -> int:
+        return len(self.hidden)
+
     def filled(self) -> Memory:
         """All rows count as real: the zero memory that Hugging Face and TensorFlow attend to."""
         return replace(self, valid=torch.full_like(self.valid, self.mem_len))
@@ -55,6 +60,57 @@ class Memory:
 
     def detach(self) -> Memory:
         return Memory(tuple(h.detach() for h in self.hidden), self.valid)
+
+
+@dataclass(frozen=True)
+class ProjectedMemory:
+    """The same memory as keys and values, for scoring many segments with weights that stay.
+
+    Made by `TransformerXL.project`, and as immutable as `Memory`. No gradient flows through it.
+
+    Attributes:
+        keys, values: L tensors [H, B, M, d], oldest frame first.
+        valid: as in `Memory`.
+        terms: score terms of every layer for all distances of the longest segment.
+    """
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    valid: Tensor
+    terms: tuple[Terms | None, ...]
+    longest_segment: int
+
+    @property
+    def lanes(self) -> int:
+        return self.valid.size(0)
+
+    @property
+    def mem_len(self) -> int:
+        return self.keys[0].size(2)
+
+    @property
+    def n_layer(self) -> int:
+        return len(self.keys)
+
+    def terms_for(self, distances: int) -> tuple[Terms | None, ...]:
+        """Score terms of every layer for distances 0..N-1."""
+        return tuple(None if term is None else term.first(distances) for term in self.terms)
+
+    def reset(self, lanes: Tensor) -> ProjectedMemory:
+        """Forgets everything in the lanes where `lanes` [B] bool is true."""
+        return replace(self, valid=self.valid.masked_fill(lanes, 0))
+
+    def select(self, lanes: Tensor) -> ProjectedMemory:
+        """The memory of other lanes: `lanes` [B'] int64 indexes the present ones."""
+        return replace(
+            self,
+            keys=tuple(k[:, lanes] for k in self.keys),
+            values=tuple(v[:, lanes] for v in self.values),
+            valid=self.valid[lanes],
+        )
+
+
+AnyMemory: TypeAlias = Memory | ProjectedMemory
 
 
 @dataclass

@@ -41,6 +41,10 @@ class Terms(NamedTuple):
     frequencies: Tensor | None = None
     projection: Tensor | None = None
 
+    def first(self, distances: int) -> Terms:
+        """The terms of distances 0..N-1 only."""
+        return self._replace(r=self.r[:, :distances], b=None if self.b is None else self.b[:, :distances])
+
 
 class Shape(NamedTuple):
     """The sizes a scheme needs to know of its core."""

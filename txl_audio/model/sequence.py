@@ -5,16 +5,20 @@ Shapes: B lanes, T frames, K symbols per frame, R recent symbols, W history symb
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from txl_audio.model.embeddings import Embedding
-from txl_audio.model.heads import Head
-from txl_audio.model.memory import DecodeState, Memory
-from txl_audio.model.transformer import TransformerXL
+from txl_audio.model.contracts import Embedding, Head
+from txl_audio.model.memory import AnyMemory, DecodeState, Memory
+from txl_audio.model.transformer import TransformerXL, Window, shallow_twin
 from txl_audio.tokens import TokenSpec, TxlError
+
+
+SINGLE = "main"
+"""Name of the stream of a model that has only one."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class SequenceState:
     a document had not begun.
     """
 
-    memory: Memory
+    memory: AnyMemory
     recent: Tensor
 
     def reset(self, lanes: Tensor, start_symbol: int) -> SequenceState:
@@ -59,6 +63,32 @@ class SequenceModel(nn.Module):
         self.spec, self.embedding, self.core, self.head = spec, embedding, core, head
         self.history = max(embedding.history, head.history, spec.symbols_per_frame)
 
+    @property
+    def streams(self) -> dict[str, SequenceModel]:
+        """Itself, under the name SINGLE; a JointModel has several."""
+        return {SINGLE: self}
+
+    def view(
+        self,
+        *,
+        mem_len: int | None = None,
+        segment_len: int | None = None,
+        window: Window | None = None,
+        clamp_len: int | None = None,
+    ) -> SequenceModel:
+        """This model with other settings of its core; see `TransformerXL.view`."""
+        twin = shallow_twin(self)
+        twin.core = self.core.view(
+            mem_len=mem_len, segment_len=segment_len, window=window, clamp_len=clamp_len
+        )
+        return twin
+
+    def projected(self, state: SequenceState) -> SequenceState:
+        """`state` with its memory projected, for scoring without gradients; see `TransformerXL.project`."""
+        if not isinstance(state.memory, Memory):
+            return state
+        return replace(state, memory=self.core.project(state.memory))
+
     def initial_state(self, lanes: int) -> SequenceState:
         """Before the first frame of every lane."""
         memory = self.core.first_memory(lanes)
@@ -83,9 +113,17 @@ class SequenceModel(nn.Module):
         return self.head.nll(hidden, history, targets), state
 
     def encode(
-        self, inputs: Tensor, state: SequenceState, reset: Tensor | None = None
+        self,
+        inputs: Tensor,
+        state: SequenceState,
+        reset: Tensor | None = None,
+        *,
+        layer_outputs: list[Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, SequenceState]:
-        """As `nll` without targets: hidden [B, T, D], history [B, T, W] and the next state."""
+        """As `nll` without targets: hidden [B, T, D], history [B, T, W] and the next state.
+
+        `layer_outputs` gets what every layer of the core gives, [B, T, D] each.
+        """
         if inputs.dim() != 3 or inputs.size(2) != self.spec.symbols_per_frame:
             raise TxlError(
                 f"inputs have shape {tuple(inputs.shape)}, expected [lanes, frames, "
@@ -94,7 +132,7 @@ class SequenceModel(nn.Module):
         line = torch.cat([state.recent, inputs.flatten(1)], dim=1)
         history = self._histories(line, inputs.size(1), reset)
         x = self.embedding(history[..., history.size(-1) - self.embedding.history :])
-        hidden, memory = self.core(x, state.memory, reset)
+        hidden, memory = self.core(x, state.memory, reset, layer_outputs=layer_outputs)
         # The newest history without its oldest frame is what the next segment starts from.
         recent = history[:, -1, self.spec.symbols_per_frame :]
         return hidden, history, SequenceState(memory, recent)
@@ -103,8 +141,27 @@ class SequenceModel(nn.Module):
         self, inputs: Tensor, targets: Tensor, state: SequenceState, reset: Tensor | None = None
     ) -> tuple[Tensor, Tensor, SequenceState]:
         """(sum of nats, number of scored symbols, next state): sums, so that totals are exact."""
-        nats, state = self.nll(inputs, targets, state, reset)
-        return nats.sum(), (targets >= 0).sum(), state
+        loss, _, count, state = self.losses(inputs, targets, state, reset)
+        return loss, count, state
+
+    def losses(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        state: SequenceState,
+        reset: Tensor | None = None,
+        *,
+        layers: Iterable[int] = (),
+    ) -> tuple[Tensor, Tensor, Tensor, SequenceState]:
+        """As `loss`, with a second sum: the nats of the same targets as predicted from `layers` of the core."""
+        outputs: list[Tensor] = []
+        hidden, history, state = self.encode(inputs, state, reset, layer_outputs=outputs)
+        loss = self.head.nll(hidden, history, targets).sum()
+        auxiliary = loss.new_zeros(())
+        for layer in layers:
+            output = self.core.dropout(self.core.final_norm(outputs[layer]))
+            auxiliary = auxiliary + self.head.nll(output, history, targets).sum()
+        return loss, auxiliary, (targets >= 0).sum(), state
 
     def _histories(self, line: Tensor, frames: int, reset: Tensor | None) -> Tensor:
         """[B, R + T K] -> [B, T, W]: the W newest symbols at each step, none older than its document."""
@@ -128,6 +185,8 @@ class SequenceModel(nn.Module):
         )
         # The first step drops this oldest frame for its own.
         recent = torch.cat([frame, state.recent], dim=1)
+        if not isinstance(state.memory, Memory):
+            raise TxlError("sampling continues after a plain memory; got a projected one, which only scores")
         return SequenceDecodeState(self.core.decode_state(state.memory), recent)
 
     @torch.no_grad()
@@ -142,3 +201,30 @@ class SequenceModel(nn.Module):
         """Log-probabilities [B, V] of the symbol that follows `symbols` [B, k < K] in the next frame."""
         window = torch.cat([state.recent, symbols], dim=1)
         return self.head.log_probs(hidden, window[:, window.size(1) - self.head.history :], symbols.size(1))
+
+
+class JointModel(nn.Module):
+    """Several streams over one core: each has its embedding, head and memory, all have its weights.
+
+    Args:
+        streams: models whose cores are `core` itself or views of it (`TransformerXL.view`).
+    """
+
+    def __init__(self, core: TransformerXL, streams: Mapping[str, SequenceModel]) -> None:
+        super().__init__()
+        self.core = core
+        self.parts = nn.ModuleDict(
+            {name: nn.ModuleDict({"embedding": s.embedding, "head": s.head}) for name, s in streams.items()}
+        )
+        # In a tuple, which is no submodule: their parameters are those above.
+        self._streams = (dict(streams),)
+
+    @property
+    def streams(self) -> dict[str, SequenceModel]:
+        return self._streams[0]
+
+    def train(self, mode: bool = True) -> JointModel:
+        super().train(mode)
+        for stream in self.streams.values():
+            stream.train(mode)
+        return self

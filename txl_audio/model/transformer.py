@@ -6,8 +6,10 @@ K = M + T keys, C ring slots.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import Literal, cast
+from dataclasses import replace
+from typing import Literal, TypeAlias, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,19 +17,24 @@ from einops import rearrange
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from txl_audio.config import Config
+from txl_audio.config import Config, validate
 from txl_audio.model.attention import Backend, attend, visible
-from txl_audio.model.memory import DecodeState, Memory
+from txl_audio.model.memory import AnyMemory, DecodeState, Memory, ProjectedMemory
 from txl_audio.model.positions import (
     AbsoluteConfig,
     AlRfouConfig,
     Positions,
     PositionsConfig,
+    Relative,
     RelativeConfig,
     Shape,
     Terms,
 )
-from txl_audio.tokens import TxlError
+from txl_audio.tokens import ConfigError, TxlError
+
+M = TypeVar("M", bound=nn.Module)
+Window: TypeAlias = Literal["segment", "same_length", "sliding"]
+Activation: TypeAlias = Literal["relu", "gelu", "relu2", "swiglu"]
 
 
 class CoreConfig(Config):
@@ -38,6 +45,11 @@ class CoreConfig(Config):
     frames, itself among them. `sliding`: itself and exactly mem_len earlier ones, so that the result
     does not depend on how a stream is cut into segments.
     segment_len: frames per segment; part of the model where the result depends on it.
+    norm_kind: LayerNorm (the paper) or RMSNorm, which neither centres nor shifts.
+    activation: `relu2` is the squared ReLU (So et al. 2021), `swiglu` a gated one (Shazeer 2020) whose
+    inner width is two thirds of d_ff, so that both have the same number of weights.
+    qk_norm: queries and keys of every head have root mean square 1 before the score (Henry et al. 2020).
+    zero_init: what a layer adds starts at zero, so that a deep model begins as a shallow one.
     first_memory: what a stream begins with: nothing, or zero vectors that are attended to (Hugging
     Face's and TensorFlow's Transformer-XL). After a reset inside a stream there is always nothing.
     """
@@ -49,11 +61,14 @@ class CoreConfig(Config):
     d_ff: int = Field(ge=1)
     mem_len: int = Field(ge=0)
     segment_len: int = Field(ge=1)
-    window: Literal["segment", "same_length", "sliding"] = "segment"
+    window: Window = "segment"
     positions: PositionsConfig = RelativeConfig()
     norm: Literal["post", "pre"] = "post"
+    norm_kind: Literal["layer", "rms"] = "layer"
     final_norm: bool = False
-    activation: Literal["relu", "gelu"] = "relu"
+    activation: Activation = "relu"
+    qk_norm: bool = False
+    zero_init: bool = False
     dropout: float = Field(default=0.0, ge=0, lt=1)
     attention_dropout: float = Field(default=0.0, ge=0, lt=1)
     attention: Backend = "auto"
@@ -92,12 +107,46 @@ class TransformerXL(nn.Module):
         self.positions: Positions = config.positions.build(shape, dropout=config.dropout)
         layers = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.layers = cast("Sequence[Block]", layers)
-        self.final_norm = nn.LayerNorm(config.d_model) if config.final_norm else nn.Identity()
+        self.final_norm = new_norm(config) if config.final_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         self.apply(initialise)
+        if config.zero_init:
+            for layer in self.layers:
+                nn.init.zeros_(layer.out.weight)
+                nn.init.zeros_(layer.contract.weight)
         for name, parameter in self.positions.named_parameters(recurse=False):
             if name in ("u", "v", "r", "rows"):
                 nn.init.normal_(parameter, std=0.02)
+
+    def view(
+        self,
+        *,
+        mem_len: int | None = None,
+        segment_len: int | None = None,
+        window: Window | None = None,
+        clamp_len: int | None = None,
+    ) -> TransformerXL:
+        """This core with other settings: a twin that shares every parameter. None keeps a setting.
+
+        Raises ConfigError where the position scheme has no such setting.
+        """
+        config = self.config.model_dump(mode="json")
+        changes = {"mem_len": mem_len, "segment_len": segment_len, "window": window}
+        config |= {name: value for name, value in changes.items() if value is not None}
+        if clamp_len is not None:
+            if not isinstance(self.config.positions, RelativeConfig):
+                raise ConfigError(
+                    f"clamp_len is {clamp_len}, but positions {self.config.positions.kind} have no distances "
+                    "to clamp; leave it out"
+                )
+            config["positions"]["clamp_len"] = clamp_len
+        twin = shallow_twin(self)
+        twin.config = validate(CoreConfig, config, origin="the core as viewed")
+        if clamp_len is not None:
+            assert isinstance(self.positions, Relative)
+            twin.positions = positions = shallow_twin(self.positions)
+            positions.clamp_len = clamp_len
+        return twin
 
     def first_memory(self, lanes: int) -> Memory:
         """Memory of a stream that has not begun."""
@@ -107,28 +156,54 @@ class TransformerXL(nn.Module):
         )
         return memory.filled() if c.first_memory == "zeros" else memory
 
-    def forward(self, x: Tensor, memory: Memory, reset: Tensor | None = None) -> tuple[Tensor, Memory]:
+    def forward(
+        self,
+        x: Tensor,
+        memory: AnyMemory,
+        reset: Tensor | None = None,
+        *,
+        layer_outputs: list[Tensor] | None = None,
+    ) -> tuple[Tensor, AnyMemory]:
         """One segment.
 
         x [B, T, D]; reset [B, T] bool, true where a new document begins: it and what follows see
-        nothing of before. Returns hidden [B, T, D] and the memory after the segment; `memory` is not
-        changed. Raises TxlError where lanes or sizes do not match.
+        nothing of before. Returns hidden [B, T, D] and the memory after the segment, of the kind that
+        was given; `memory` is not changed. `layer_outputs` gets what every layer gives, [B, T, D] each.
+        Raises TxlError where lanes or sizes do not match, and for
+        a projected memory while gradients are recorded.
         """
         self._check(x, memory, reset)
         age = frames_since_start(memory.valid, x.size(1), reset)
         limit = torch.minimum(age, self.window_limit(x.size(1), x.device))
         distances = memory.mem_len + x.size(1)
         seen = visible(limit, distances)
-        table = self.positions.table(distances, x.device)
+        projected = isinstance(memory, ProjectedMemory)
+        terms = memory.terms_for(distances) if projected else self.score_terms(distances, x.device)
         x = self.dropout(x)
         inputs: list[Tensor] = []
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
         for index, layer in enumerate(self.layers):
             x = self.positions.add(index, x, offset=0)
-            inputs.append(x)
-            terms = self.positions.terms(index, distances, table)
-            x = layer(x, memory.hidden[index], terms, seen)
+            if memory.mem_len == 0:
+                past = None
+            elif projected:
+                past = memory.keys[index], memory.values[index]
+            else:
+                inputs.append(x)
+                past = layer.keys_values(memory.hidden[index])
+            x, k, v = layer(x, past, terms[index], seen)
+            if layer_outputs is not None:
+                layer_outputs.append(x)
+            if projected:
+                # Nothing is copied: the memory is a view of the newest of these keys.
+                keys.append(k[:, :, k.size(2) - memory.mem_len :])
+                values.append(v[:, :, v.size(2) - memory.mem_len :])
         hidden = self.dropout(self.final_norm(x))
-        return hidden, self._remember(memory, inputs, age[:, -1] + 1)
+        valid = (age[:, -1] + 1).clamp(max=memory.mem_len)
+        if projected:
+            return hidden, replace(memory, keys=tuple(keys), values=tuple(values), valid=valid)
+        return hidden, self._remember(memory, inputs, valid)
 
     def window_limit(self, frames: int, device: torch.device, first: int = 0) -> Tensor:
         """[1, T]: largest distance that each frame of a segment sees, from offset `first` on."""
@@ -138,7 +213,28 @@ class TransformerXL(nn.Module):
         reach = c.mem_len - 1 if c.window == "same_length" else c.mem_len
         return torch.full((1, frames), reach, device=device)
 
-    def _remember(self, memory: Memory, inputs: list[Tensor], age: Tensor) -> Memory:
+    def score_terms(self, distances: int, device: torch.device) -> tuple[Terms | None, ...]:
+        """What the position scheme adds to the scores of every layer, for distances 0..N-1."""
+        table = self.positions.table(distances, device)
+        return tuple(self.positions.terms(index, distances, table) for index in range(len(self.layers)))
+
+    @torch.no_grad()
+    def project(self, memory: Memory) -> ProjectedMemory:
+        """`memory` as keys and values, for scoring many segments with the same weights.
+
+        The paper's evaluation projects all M frames again for every segment, which with a long memory
+        and short segments is most of the work; here each frame is projected once.
+        """
+        pairs = [layer.keys_values(hidden) for layer, hidden in zip(self.layers, memory.hidden, strict=True)]
+        return ProjectedMemory(
+            tuple(k for k, _ in pairs),
+            tuple(v for _, v in pairs),
+            memory.valid,
+            self.score_terms(memory.mem_len + self.config.segment_len, memory.valid.device),
+            self.config.segment_len,
+        )
+
+    def _remember(self, memory: Memory, inputs: list[Tensor], valid: Tensor) -> Memory:
         length = memory.mem_len
         if length == 0:
             return memory
@@ -147,21 +243,32 @@ class TransformerXL(nn.Module):
             torch.cat([old[:, length - kept :], new[:, -length:].detach().to(old.dtype)], dim=1)
             for old, new in zip(memory.hidden, inputs, strict=True)
         )
-        return Memory(hidden, age.clamp(max=length))
+        return Memory(hidden, valid)
 
-    def _check(self, x: Tensor, memory: Memory, reset: Tensor | None) -> None:
+    def _check(self, x: Tensor, memory: AnyMemory, reset: Tensor | None) -> None:
         if memory.lanes != x.size(0):
             raise TxlError(
                 f"the memory holds {memory.lanes} lanes and the input {x.size(0)}; continue with "
                 "memory.select(lanes) or start with model.first_memory(lanes)"
             )
-        if memory.mem_len != self.config.mem_len or len(memory.hidden) != self.config.n_layer:
+        if memory.mem_len != self.config.mem_len or memory.n_layer != self.config.n_layer:
             raise TxlError(
-                f"the memory has {len(memory.hidden)} layers of {memory.mem_len} frames, this model "
+                f"the memory has {memory.n_layer} layers of {memory.mem_len} frames, this model "
                 f"{self.config.n_layer} of {self.config.mem_len}; start with model.first_memory(lanes)"
             )
         if reset is not None and reset.shape != x.shape[:2]:
             raise TxlError(f"reset has shape {tuple(reset.shape)}, expected {tuple(x.shape[:2])}")
+        if isinstance(memory, ProjectedMemory):
+            if torch.is_grad_enabled():
+                raise TxlError(
+                    "a projected memory has no gradient; use it under torch.no_grad(), and "
+                    "model.first_memory(lanes) to learn"
+                )
+            if x.size(1) > memory.longest_segment:
+                raise TxlError(
+                    f"the projected memory is made for segments of up to {memory.longest_segment} frames, "
+                    f"got {x.size(1)}; use shorter ones, or a view of the model with that segment_len"
+                )
         longest = self.positions.max_segment
         if longest is not None and x.size(1) > longest:
             raise TxlError(
@@ -179,8 +286,7 @@ class TransformerXL(nn.Module):
         slots = capacity[c.window]
         like = next(self.parameters())
         ring = like.new_zeros(c.n_layer, memory.lanes, c.n_head, slots, c.d_head)
-        table = self.positions.table(slots, like.device)
-        terms = tuple(self.positions.terms(index, slots, table) for index in range(c.n_layer))
+        terms = self.score_terms(slots, like.device)
         state = DecodeState(ring, ring.clone(), c.mem_len - memory.valid, terms, time=c.mem_len)
         newest = min(c.mem_len, slots)
         if newest:
@@ -228,30 +334,37 @@ class Block(nn.Module):
         self.backend: Backend = c.attention
         self.qkv = nn.Linear(c.d_model, 3 * width, bias=False)
         self.out = nn.Linear(width, c.d_model, bias=False)
-        self.attention_norm = nn.LayerNorm(c.d_model)
-        self.expand = nn.Linear(c.d_model, c.d_ff)
-        self.activation = nn.ReLU() if c.activation == "relu" else nn.GELU()
-        self.contract = nn.Linear(c.d_ff, c.d_model)
-        self.feed_forward_norm = nn.LayerNorm(c.d_model)
+        self.qk_norm = c.qk_norm
+        self.attention_norm = new_norm(c)
+        inner = round(c.d_ff / 12) * 8 if c.activation == "swiglu" else c.d_ff
+        self.expand = nn.Linear(c.d_model, 2 * inner if c.activation == "swiglu" else inner)
+        self.activation = ACTIVATIONS[c.activation]
+        self.contract = nn.Linear(inner, c.d_model)
+        self.feed_forward_norm = new_norm(c)
         self.dropout = nn.Dropout(c.dropout)
 
-    def forward(self, x: Tensor, memory: Tensor, terms: Terms | None, seen: Tensor) -> Tensor:
-        """x [B, T, D] after memory [B, M, D]; seen [B, T, M + T] as in `attend` -> [B, T, D]."""
+    def forward(
+        self, x: Tensor, past: tuple[Tensor, Tensor] | None, terms: Terms | None, seen: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """x [B, T, D] after the keys and values [H, B, M, d] of memory; seen [B, T, M + T] as in `attend`.
+
+        Returns the layer's output [B, T, D] and all keys and values [H, B, M + T, d].
+        """
         inner = self.attention_norm(x) if self.pre else x
         q, k, v = self._heads(self.qkv(inner), parts=3)
-        if memory.size(1):
-            k_memory, v_memory = self.keys_values(memory)
-            k, v = torch.cat([k_memory, k], dim=2), torch.cat([v_memory, v], dim=2)
+        q, k = self._unit(q), self._unit(k)
+        if past is not None:
+            k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
         dropout = self.p if self.training else 0.0
         mixed = attend(q, k, v, terms, seen, dropout=dropout, backend=self.backend)
-        return self._finish(x, rearrange(mixed, "h b t d -> b t (h d)"))
+        return self._finish(x, rearrange(mixed, "h b t d -> b t (h d)")), k, v
 
     def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Layer inputs [B, M, D] -> their keys and values [H, B, M, d]."""
         inner = self.attention_norm(memory) if self.pre else memory
         width = self.qkv.weight.size(0) // 3
         k, v = self._heads(F.linear(inner, self.qkv.weight[width:]), parts=2)
-        return k, v
+        return self._unit(k), v
 
     def step_(
         self,
@@ -266,6 +379,7 @@ class Block(nn.Module):
         """x [B, 1, D] against a ring [B, H, C, d], into which it is written at `slot`."""
         inner = self.attention_norm(x) if self.pre else x
         q, k, v = (part.transpose(0, 1) for part in self._heads(self.qkv(inner), parts=3))
+        q, k = self._unit(q), self._unit(k)
         keys[:, :, slot], values[:, :, slot] = k[:, :, 0], v[:, :, 0]
         content = q if terms is None else q + terms.u[:, None]
         score = torch.matmul(content, keys.mT)
@@ -282,6 +396,12 @@ class Block(nn.Module):
     def _heads(self, projected: Tensor, *, parts: int) -> tuple[Tensor, ...]:
         return tuple(rearrange(projected, "b t (p h d) -> p h b t d", p=parts, h=self.n_head).unbind(0))
 
+    def _unit(self, heads: Tensor) -> Tensor:
+        """Queries or keys [..., d] with root mean square 1, where the model has `qk_norm`."""
+        if not self.qk_norm:
+            return heads
+        return F.rms_norm(heads.float(), heads.shape[-1:]).to(heads.dtype)
+
     def _finish(self, x: Tensor, mixed: Tensor) -> Tensor:
         x = x + self.dropout(self.out(mixed))
         if not self.pre:
@@ -289,6 +409,31 @@ class Block(nn.Module):
         inner = self.feed_forward_norm(x) if self.pre else x
         x = x + self.dropout(self.contract(self.dropout(self.activation(self.expand(inner)))))
         return x if self.pre else self.feed_forward_norm(x)
+
+
+def new_norm(config: CoreConfig) -> nn.Module:
+    return nn.LayerNorm(config.d_model) if config.norm_kind == "layer" else nn.RMSNorm(config.d_model)
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+def swiglu(x: Tensor) -> Tensor:
+    """[..., 2 F] -> [..., F]: one half, gated by the SiLU of the other."""
+    value, gate = x.chunk(2, dim=-1)
+    return value * F.silu(gate)
+
+
+ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "relu2": squared_relu, "swiglu": swiglu}
+
+
+def shallow_twin(module: M) -> M:
+    """A module of its own attributes and the same parameters and submodules."""
+    twin = copy.copy(module)
+    twin.__dict__["_modules"] = module.__dict__["_modules"].copy()
+    twin.__dict__["_compiled_call_impl"] = None  # it is bound to the original
+    return twin
 
 
 def frames_since_start(valid: Tensor, frames: int, reset: Tensor | None) -> Tensor:

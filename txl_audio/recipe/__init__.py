@@ -6,17 +6,21 @@ from txl_audio.recipe.parts import codec_for_sound, codec_of
 from txl_audio.recipe.runs import (
     SplitDocuments,
     describe,
+    load_model,
     load_run,
     new_model,
     open_shards,
     read_tokens,
+    stream_name,
+    vocabulary_of,
     write_tensors,
 )
-from txl_audio.recipe.training import BITS, config_of_run, train
-from txl_audio.recipe.weights import import_run
+from txl_audio.recipe.training import BITS, bits_name, config_of_run, train
+from txl_audio.recipe.weights import export_run, import_run
 
 __all__ = [
     "BITS",
+    "bits_name",
     "CODECS",
     "ModelConfig",
     "RunConfig",
@@ -25,11 +29,15 @@ __all__ = [
     "codec_of",
     "config_of_run",
     "describe",
+    "export_run",
     "import_run",
+    "load_model",
     "load_run",
     "new_model",
     "open_shards",
     "read_tokens",
+    "stream_name",
+    "vocabulary_of",
     "train",
     "write_tensors",
 ]

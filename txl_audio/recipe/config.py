@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -10,25 +11,33 @@ from pydantic import Field, model_validator
 from txl_audio import runtime
 from txl_audio.codecs import WaveformCodec
 from txl_audio.config import Config
+from txl_audio.evaluate import EvaluateConfig
 from txl_audio.model.embeddings import EmbeddingConfig, SampleEmbeddingConfig
 from txl_audio.model.heads import HeadConfig
-from txl_audio.model.sequence import SequenceModel
-from txl_audio.model.transformer import CoreConfig
+from txl_audio.model.sequence import SINGLE, JointModel, SequenceModel
+from txl_audio.model.transformer import CoreConfig, TransformerXL
 from txl_audio.recipe.parts import codec_of
-from txl_audio.tokens import TokenSpec
+from txl_audio.tokens import ConfigError, SpecError, TokenSpec
 from txl_audio.train import TrainConfig
 
 
-class ModelConfig(Config):
-    """One stream over a core. `symbols_per_frame` groups the samples of a waveform into frames."""
+class StreamConfig(Config):
+    """How one stream of symbols enters and leaves the core.
+
+    symbols_per_frame: groups the samples of a waveform into frames.
+    vocab_size: of the data; only needed to build the model (`txl-audio info`) before they are prepared.
+    mem_len, segment_len: for one of several streams over a core, instead of the core's.
+    """
 
     symbols_per_frame: int = Field(default=1, ge=1)
+    vocab_size: int | None = Field(default=None, ge=1)
     embedding: EmbeddingConfig
-    core: CoreConfig
     head: HeadConfig
+    mem_len: int | None = Field(default=None, ge=0)
+    segment_len: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
-    def _check(self) -> ModelConfig:
+    def _check(self) -> StreamConfig:
         seen = self.embedding.history_samples if isinstance(self.embedding, SampleEmbeddingConfig) else None
         if seen is not None and seen < self.symbols_per_frame:
             raise ValueError(
@@ -37,32 +46,113 @@ class ModelConfig(Config):
             )
         return self
 
-    def build(self, spec: TokenSpec) -> SequenceModel:
-        """The model for symbols of `spec` (of any frame size, where it is a waveform)."""
+    def build(self, spec: TokenSpec, core: TransformerXL) -> SequenceModel:
+        """The model for symbols of `spec` (of any frame size, where it is a waveform).
+
+        Raises ConfigError or SpecError where parts do not fit the symbols.
+        """
+        if self.vocab_size not in (None, spec.vocab_size):
+            raise ConfigError(
+                f"the config says vocab_size {self.vocab_size}, the data have {spec.vocab_size} symbols "
+                f"({spec.name}); prepare them as the config expects, or leave vocab_size out"
+            )
         spec = spec.framed(self.symbols_per_frame)
         levels = edges = None
         if spec.modality == "waveform" and isinstance(codec := codec_of(spec), WaveformCodec):
             levels, edges = codec.levels, codec.edges
-        embedding = self.embedding.build(spec, self.core.d_model, levels)
-        head = self.head.build(spec, self.core.d_model, embedding, levels, edges)
-        return SequenceModel(spec, embedding=embedding, core=self.core.build(), head=head)
+        d_model = core.config.d_model
+        embedding = self.embedding.build(spec, d_model, levels)
+        head = self.head.build(spec, d_model, embedding, levels, edges)
+        own = {"mem_len": self.mem_len, "segment_len": self.segment_len}
+        changes = {name: value for name, value in own.items() if value is not None}
+        return SequenceModel(
+            spec, embedding=embedding, core=core.view(**changes) if changes else core, head=head
+        )
+
+
+class ModelConfig(Config):
+    """A core with one stream (`embedding`, `head` and what else StreamConfig has), or several `streams`."""
+
+    symbols_per_frame: int = Field(default=1, ge=1)
+    vocab_size: int | None = Field(default=None, ge=1)
+    embedding: EmbeddingConfig | None = None
+    core: CoreConfig
+    head: HeadConfig | None = None
+    streams: dict[str, StreamConfig] = {}
+
+    @model_validator(mode="after")
+    def _check(self) -> ModelConfig:
+        if bool(self.streams) == (self.embedding is not None or self.head is not None):
+            raise ValueError("give embedding and head for one stream, or streams for several")
+        self.parts()
+        return self
+
+    def parts(self) -> dict[str, StreamConfig]:
+        """Every stream by name; a single one is called SINGLE."""
+        if self.streams:
+            return dict(self.streams)
+        if self.embedding is None or self.head is None:
+            raise ValueError("a model needs an embedding and a head")
+        single = StreamConfig(
+            symbols_per_frame=self.symbols_per_frame,
+            vocab_size=self.vocab_size,
+            embedding=self.embedding,
+            head=self.head,
+        )
+        return {SINGLE: single}
+
+    def build(self, specs: Mapping[str, TokenSpec]) -> SequenceModel | JointModel:
+        """The model for streams of these symbols. Raises ConfigError or SpecError where they do not fit."""
+        parts, core = self.parts(), self.core.build()
+        if set(specs) != set(parts):
+            raise SpecError(
+                f"the data are of the streams {', '.join(specs)}, the model's are {', '.join(parts)}"
+            )
+        streams = {name: part.build(specs[name], core) for name, part in parts.items()}
+        return JointModel(core, streams) if self.streams else streams[SINGLE]
 
 
 class RunConfig(Config):
-    """A whole run. `data` is a folder of shards; `out` the run folder (default runs/NAME).
+    """A whole run. `data` is a folder of shards, or one for each stream; `out` the run folder
+    (default runs/NAME).
 
     precision: of matrix products; `auto` is what this machine is faster with, and a run keeps it.
     """
 
     name: str
     out: str | None = None
-    data: str | None = None
+    data: str | dict[str, str] | None = None
     seed: int = Field(default=0, ge=0, lt=2**32)
     device: str = "auto"
     precision: Literal["auto"] | runtime.Precision = "auto"
     model: ModelConfig
     train: TrainConfig = TrainConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> RunConfig:
+        if isinstance(self.data, dict) and set(self.data) != set(self.model.parts()):
+            raise ValueError(
+                f"data names {', '.join(self.data)}, expected the model's streams, "
+                f"{', '.join(self.model.parts())}"
+            )
+        unknown = sorted(set(self.train.streams) - set(self.model.streams))
+        if unknown:
+            raise ValueError(
+                f"train.streams names {', '.join(unknown)}, expected of the model's streams: "
+                f"{', '.join(self.model.streams) or 'it has none'}"
+            )
+        if isinstance(self.data, str) and self.model.streams:
+            raise ValueError(f"data is one folder, expected one for each of {', '.join(self.model.streams)}")
+        return self
 
     @property
     def folder(self) -> Path:
         return Path(self.out) if self.out else Path("runs") / self.name
+
+    @property
+    def data_folders(self) -> dict[str, str]:
+        """Shard folder of every stream; empty where the config names none."""
+        if self.data is None:
+            return {}
+        return self.data if isinstance(self.data, dict) else {SINGLE: self.data}

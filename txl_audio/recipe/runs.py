@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +16,12 @@ from txl_audio import runtime
 from txl_audio.checkpoint import RunFolder
 from txl_audio.codecs import MuLawCodec
 from txl_audio.config import load
-from txl_audio.data.shards import Document, Shards
-from txl_audio.model.sequence import SequenceModel
-from txl_audio.recipe.config import RunConfig
-from txl_audio.tokens import ConfigError, DataError, TokenSpec
+from txl_audio.data.shards import INDEX_FILE, Document, Shards
+from txl_audio.data.text import load_vocabulary
+from txl_audio.model.heads import FrameHeadConfig
+from txl_audio.model.sequence import JointModel, SequenceModel
+from txl_audio.recipe.config import RunConfig, StreamConfig
+from txl_audio.tokens import CheckpointError, ConfigError, DataError, TokenSpec, Vocabulary, unnamed_text_spec
 
 
 class SplitDocuments:
@@ -34,6 +36,11 @@ class SplitDocuments:
 
     def __getitem__(self, index: int, /) -> np.ndarray:
         return self.shards.symbols(self.documents[index]).reshape(-1)
+
+    @property
+    def separator(self) -> int | None:
+        """The symbol that ends a sentence, where the data are sentences in no order."""
+        return self.shards.preparation.get("separator")
 
     @property
     def symbols(self) -> int:
@@ -55,35 +62,87 @@ def open_shards(path: str | Path, model: SequenceModel, *, origin: str) -> Shard
     return shards
 
 
-def load_run(path: str | Path, *, device: str = "auto") -> tuple[RunConfig, SequenceModel]:
-    """Config and trained model of a run folder, in eval mode. Raises CheckpointError, ConfigError."""
+def load_model(path: str | Path, *, device: str = "auto") -> tuple[RunConfig, SequenceModel | JointModel]:
+    """Config and whole model of a run folder, in eval mode. Raises CheckpointError, ConfigError."""
     folder = RunFolder(path)
     folder.require()
     config = load(RunConfig, folder.config_path)
-    model = config.model.build(folder.spec())
+    # Every weight is about to be replaced: drawing large models at random would take longer than reading.
+    with runtime.no_initialisation():
+        model = config.model.build(folder.specs())
     folder.load_model(model)
-    return config, model.to(runtime.device(device)).eval()
+    model.to(runtime.device(device)).eval()
+    return config, model
 
 
-def new_model(config: RunConfig, spec: TokenSpec) -> SequenceModel:
+def load_run(
+    path: str | Path, *, device: str = "auto", stream: str | None = None
+) -> tuple[RunConfig, SequenceModel]:
+    """As `load_model`, one stream of it; `stream` is needed where there are several."""
+    config, model = load_model(path, device=device)
+    return config, model.streams[stream_name(model, stream, origin=f"the run {path}")]
+
+
+def stream_name(model: SequenceModel | JointModel, stream: str | None, *, origin: str) -> str:
+    """The stream that is meant; ConfigError where that is not clear."""
+    names = list(model.streams)
+    if stream is None and len(names) == 1:
+        return names[0]
+    if stream not in names:
+        said = "no --stream" if stream is None else f"--stream {stream}"
+        raise ConfigError(f"got {said}, but {origin} has the streams {', '.join(names)}; name one of them")
+    return stream
+
+
+def vocabulary_of(path: str | Path, stream: str | None = None) -> Vocabulary:
+    """The vocabulary of a text run. Raises CheckpointError where there is none."""
+    folder = RunFolder(path)
+    own = folder.vocabulary_path(stream)
+    file = own if own.is_file() else folder.vocabulary_path()
+    if not file.is_file():
+        raise CheckpointError(
+            f"{folder.path} has no vocabulary ({own.name}), so text cannot be turned into its symbols; "
+            "score --tokens FILE works without"
+        )
+    return load_vocabulary(file)
+
+
+def new_model(config: RunConfig, specs: Mapping[str, TokenSpec]) -> SequenceModel | JointModel:
     """A freshly initialised model, the same for the same seed."""
     runtime.seed_everything(config.seed)
-    return config.model.build(spec)
+    return config.model.build(specs)
 
 
-def describe(target: str | Path, overrides: Sequence[str] = ()) -> SequenceModel:
-    """The model of a run folder, or a fresh one of a config file.
+def describe(target: str | Path, overrides: Sequence[str] = ()) -> SequenceModel | JointModel:
+    """The model of a run folder, or that of a config file, whether its data are prepared or not.
 
-    A config whose data is not prepared yet is taken for mu-law speech.
+    The weights of the latter are undefined: its sizes and costs are asked for.
     """
     if Path(target).is_dir():
         if overrides:
             raise ConfigError("overrides change a config file, not a trained run; give the config file")
-        return load_run(target, device="cpu")[1]
+        return load_model(target, device="cpu")[1]
     config = load(RunConfig, target, overrides)
-    known = config.data is not None and (Path(config.data) / "index.json").is_file()
-    spec = Shards.open(str(config.data)).spec if known else MuLawCodec().spec
-    return new_model(config, spec)
+    specs = {
+        name: _expected_spec(part, config.data_folders.get(name), origin=f"{target}, stream {name}")
+        for name, part in config.model.parts().items()
+    }
+    with runtime.no_initialisation():
+        return config.model.build(specs)
+
+
+def _expected_spec(part: StreamConfig, data: str | None, *, origin: str) -> TokenSpec:
+    """What a stream's symbols are: of its data where they are prepared, else as its config says."""
+    if data is not None and (Path(data) / INDEX_FILE).is_file():
+        return Shards.open(data).spec
+    if part.vocab_size is not None:
+        return unnamed_text_spec(part.vocab_size)
+    if not isinstance(part.head, FrameHeadConfig):
+        raise ConfigError(
+            f"{origin}: the data ({data}) are not prepared and the config says no vocab_size, so its size "
+            "is not known; prepare the data or set model.vocab_size"
+        )
+    return MuLawCodec().spec
 
 
 def read_tokens(path: str | Path) -> torch.Tensor:

@@ -9,19 +9,31 @@ from pathlib import Path
 import torch
 
 from txl_audio import cost, runtime
-from txl_audio.checkpoint import RunFolder
+from txl_audio.checkpoint import RunFolder, write_atomically
 from txl_audio.config import load
 from txl_audio.data.shards import Shards
+from txl_audio.data.text import VOCABULARY_FILE
 from txl_audio.recipe.config import RunConfig
 from txl_audio.recipe.parts import codec_for_sound
 from txl_audio.recipe.runs import SplitDocuments, new_model
-from txl_audio.report import Reporter
+from txl_audio.report import Reporter, StreamFacts
 from txl_audio.sampling.gallery import keep_sample
-from txl_audio.tokens import CheckpointError, ConfigError
-from txl_audio.train import Trainer
+from txl_audio.tokens import CheckpointError, ConfigError, TokenSpec
+from txl_audio.train import StreamData, StreamTraining, Trainer
 
-BITS = {"waveform": "bits_per_sample", "codes": "bits_per_code", "text": "bits_per_symbol"}
-"""Name of the bits figure of a modality."""
+BITS = {
+    "waveform": "bits_per_sample",
+    "codes": "bits_per_code",
+    "bytes": "bits_per_byte",
+    "characters": "bits_per_character",
+    "words": "bits_per_word",
+    "text": "bits_per_symbol",
+}
+"""Name of the bits figure of a vocabulary or, where it has none of its own, of a modality."""
+
+
+def bits_name(spec: TokenSpec) -> str:
+    return BITS[spec.modality] if spec.modality != "text" else BITS.get(spec.name, BITS["text"])
 
 
 def train(config: RunConfig, *, resume: bool = False, overwrite: bool = False) -> bool:
@@ -30,9 +42,7 @@ def train(config: RunConfig, *, resume: bool = False, overwrite: bool = False) -
     Raises ConfigError, DataError, SpecError or CheckpointError before anything is written where the
     config, the data or the run folder cannot be used.
     """
-    if config.data is None:
-        raise ConfigError("training needs data; set data=DIR to a folder made by `txl-audio prepare`")
-    shards = Shards.open(config.data)
+    shards = _open_data(config)
     device = runtime.device(config.device)
     runtime.keep_freed_memory()
     folder = RunFolder(config.folder)
@@ -40,47 +50,71 @@ def train(config: RunConfig, *, resume: bool = False, overwrite: bool = False) -
     wanted = saved.precision if saved and config.precision == "auto" else config.precision
     precision = runtime.choose_precision(wanted, device)
     config = config.model_copy(update={"precision": precision})
-    model = new_model(config, shards.spec).to(device)
-    documents = SplitDocuments(shards, "train")
+    model = new_model(config, {name: opened.spec for name, opened in shards.items()}).to(device)
     trainer = Trainer(
         model,
         config.train,
-        train=documents,
-        valid=SplitDocuments(shards, "val"),
+        {name: _stream_data(opened) for name, opened in shards.items()},
         folder=folder,
         seed=config.seed,
         precision=precision,
-        data_id=documents.data_id,
     )
     # Both draw random numbers, so they come before the random state is restored.
-    flops = cost.training_flops_per_symbol(
-        model, lanes=config.train.lanes, segment_len=trainer.segment_len, precision=precision
-    )
+    facts = {name: _facts(stream, precision) for name, stream in trainer.streams.items()}
     machine_flops = runtime.matmul_flops(device, getattr(torch, precision))
     if resume:
         trainer.resume()
-        model.spec.require(folder.spec(), here=f"the data {config.data}", there=f"the run {folder.path}")
+        specs = folder.specs()
+        for name, stream in model.streams.items():
+            here = f"the data {config.data_folders[name]}"
+            stream.spec.require(specs[name], here=here, there=f"the run {folder.path}")
         folder.save_config(config.to_yaml())
     else:
         if overwrite:
             _remove_run(folder)
         folder.create(config.to_yaml())
+        for name, opened in shards.items():
+            _keep_vocabulary(opened.path, folder.vocabulary_path(name if len(shards) > 1 else None))
     with Reporter(
-        folder.path,
-        unit=BITS[model.spec.modality],
-        flops_per_symbol=flops,
-        machine_flops=machine_flops,
-        resumed_at=trainer.at.step,
+        folder.path, streams=facts, machine_flops=machine_flops, resumed_at=trainer.at.step
     ) as reporter:
-        if model.spec.modality != "text":
-            trainer.sample = partial(
-                keep_sample,
-                codec=codec_for_sound(model.spec),
-                seconds=config.train.sample_seconds,
-                folder=folder.path / "samples",
-                writer=reporter.writer,
-            )
+        for name, stream in model.streams.items():
+            if stream.spec.modality != "text":
+                trainer.samplers[name] = partial(
+                    keep_sample,
+                    codec=codec_for_sound(stream.spec),
+                    seconds=config.train.sample_seconds,
+                    folder=folder.path / "samples",
+                    writer=reporter.writer,
+                )
         return trainer.run(reporter)
+
+
+def _open_data(config: RunConfig) -> dict[str, Shards]:
+    if not config.data_folders:
+        raise ConfigError("training needs data; set data=DIR to a folder made by `txl-audio prepare`")
+    return {name: Shards.open(path) for name, path in config.data_folders.items()}
+
+
+def _stream_data(shards: Shards) -> StreamData:
+    train = SplitDocuments(shards, "train")
+    return StreamData(train, SplitDocuments(shards, "val"), data_id=train.data_id, separator=train.separator)
+
+
+def _facts(stream: StreamTraining, precision: runtime.Precision) -> StreamFacts:
+    lanes, segment_len = stream.config.lanes, stream.config.segment_len
+    assert lanes is not None and segment_len is not None
+    flops = cost.training_flops_per_symbol(
+        stream.model, lanes=lanes, segment_len=segment_len, precision=precision
+    )
+    return StreamFacts(bits_name(stream.model.spec), flops)
+
+
+def _keep_vocabulary(data: Path, target: Path) -> None:
+    """A text run is usable without its data: its vocabulary goes with it."""
+    source = data / VOCABULARY_FILE
+    if source.is_file():
+        write_atomically(target, source.read_bytes())
 
 
 def config_of_run(path: str | Path, overrides: Sequence[str], *, resume: bool) -> RunConfig:
