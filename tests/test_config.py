@@ -198,7 +198,7 @@ class Part(Config):
 
 
 class Parts(Config):
-    parts: dict[str, Part] = {}
+    parts: dict[str, Part] = Field(default_factory=dict)
 
 
 def test_names_that_a_user_chose_stay_in_messages() -> None:

@@ -17,8 +17,8 @@ from torch import Tensor
 from tests.tiny import joint_model, wave_model
 from txl_audio import runtime
 from txl_audio.checkpoint import RunFolder
-from txl_audio.evaluate import evaluate
 from txl_audio.data.stream import TokenStream
+from txl_audio.evaluate import evaluate
 from txl_audio.model.sequence import SINGLE, SequenceModel
 from txl_audio.report import Reporter, StreamFacts
 from txl_audio.tokens import CheckpointError, ConfigError, DataError

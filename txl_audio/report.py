@@ -58,9 +58,7 @@ class Reporter:
             console=self.console,
             disable=not self.console.is_terminal,
         )
-        # Where this process began, and the arithmetic done since.
-        self._started: tuple[int, float] | None = None
-        self._flops = 0.0
+        self.begin(0, 0.0)
 
     def __enter__(self) -> Reporter:
         self.bar.start()
@@ -82,22 +80,22 @@ class Reporter:
             kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= step]
             write_atomically(path, "".join(line + "\n" for line in kept).encode())
 
+    def begin(self, symbols: int, seconds: float) -> None:
+        """Where training begins or continues: rates are of what comes after."""
+        self._begun, self._flops = (symbols, seconds), 0.0
+
     def step(
         self, stream: str, step: int, symbols: int, seconds: float, progress: float, totals: Totals
     ) -> None:
-        if self._started is None:
-            self._started = (symbols, seconds)
-        else:
-            self._flops += totals.count * self.streams[stream].flops_per_symbol
+        self._flops += totals.count * self.streams[stream].flops_per_symbol
         rate, _ = self._rates(symbols, seconds)
         shown = f"step {step}  {self._named(stream)}{totals.bits:.3f} bits  {rate:,.0f}/s"
         self.bar.update(self.task, completed=min(1.0, progress), rate=shown)
 
     def _rates(self, symbols: int, seconds: float) -> tuple[float, float]:
-        """Symbols and operations per second since this process's first step."""
-        begun_symbols, begun_s = self._started or (0, 0.0)
-        passed = max(1e-9, seconds - begun_s)
-        return (symbols - begun_symbols) / passed, self._flops / passed
+        """Symbols and operations per second."""
+        passed = max(1e-9, seconds - self._begun[1])
+        return (symbols - self._begun[0]) / passed, self._flops / passed
 
     def _named(self, stream: str) -> str:
         return f"{stream} " if len(self.streams) > 1 else ""

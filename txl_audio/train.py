@@ -66,7 +66,7 @@ class TrainConfig(OptimConfig):
     save_every: int = Field(default=500, ge=1)
     sample_every: int | None = Field(default=None, ge=1)
     sample_seconds: float = Field(default=2.0, gt=0)
-    streams: dict[str, StreamTrainConfig] = {}
+    streams: dict[str, StreamTrainConfig] = Field(default_factory=dict)
 
     def of_stream(self, name: str, core: CoreConfig) -> StreamTrainConfig:
         """What stream `name` is trained with; raises ConfigError where the core does not allow it."""
@@ -115,9 +115,15 @@ class StreamTraining:
         self.totals = Totals(0.0, 0)
         self.steps = 0
 
+    @property
+    def memory(self) -> Memory:
+        memory = self.state.memory
+        assert isinstance(memory, Memory)  # never a projected one, which has no gradient
+        return memory
+
     def tensors(self) -> dict[str, Tensor]:
-        memory = {f"memory.{i}": hidden for i, hidden in enumerate(self.state.memory.hidden)}
-        return {**memory, "valid": self.state.memory.valid, "recent": self.state.recent}
+        hidden = {f"memory.{i}": hidden for i, hidden in enumerate(self.memory.hidden)}
+        return {**hidden, "valid": self.memory.valid, "recent": self.state.recent}
 
     def values(self) -> dict[str, Any]:
         return {
@@ -130,7 +136,7 @@ class StreamTraining:
 
     def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         device = self.state.recent.device
-        hidden = tuple(tensors[f"memory.{i}"].to(device) for i in range(len(self.state.memory.hidden)))
+        hidden = tuple(tensors[f"memory.{i}"].to(device) for i in range(self.memory.n_layer))
         memory = Memory(hidden, tensors["valid"].to(device))
         self.state = SequenceState(memory, tensors["recent"].to(device))
         self.batches.load_state_dict(values["batches"])
@@ -249,6 +255,7 @@ class Trainer:
     def run(self, reporter: Reporter) -> bool:
         """Trains to the end of the budget; false where it was interrupted (and saved)."""
         c, since = self.config, time.perf_counter()
+        reporter.begin(self.at.symbols, self.at.seconds)
         with interruptions() as interrupted:
             while self.progress() < 1 and not interrupted():
                 name, totals, norm = self.step()

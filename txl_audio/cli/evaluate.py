@@ -71,10 +71,10 @@ def evaluate(
         overrides.append(f"evaluate.dynamic.method={dynamic}")
     config, model = recipe.load_run(run, device=device, stream=stream)
     settings = _settings(config, overrides, origin=str(run))
-    viewed = settings.view(model).core.config
+    viewed, adapting = settings.view(model).core.config, settings.dynamic
     shards = shards_to_score(run, config, model, stream, folders[0] if folders else None)
     documents = recipe.SplitDocuments(shards, split)
-    train = recipe.SplitDocuments(shards, "train") if settings.dynamic and "train" in shards.splits else None
+    train = recipe.SplitDocuments(shards, "train") if adapting and "train" in shards.splits else None
     with progress_bar("scoring") as update:
         totals = evaluation.evaluate(
             model,
@@ -99,7 +99,7 @@ def evaluate(
         "window": viewed.window,
         "clamp_len": getattr(viewed.positions, "clamp_len", None),
         "stride": settings.stride,
-        "dynamic": settings.dynamic.model_dump() if settings.dynamic else None,
+        "dynamic": {**adapting.model_dump(), "lr": adapting.rate} if adapting else None,
         "precision": precision,
         "preparation": shards.preparation,
     }

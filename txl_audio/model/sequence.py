@@ -16,7 +16,6 @@ from txl_audio.model.memory import AnyMemory, DecodeState, Memory
 from txl_audio.model.transformer import TransformerXL, Window, shallow_twin
 from txl_audio.tokens import TokenSpec, TxlError
 
-
 SINGLE = "main"
 """Name of the stream of a model that has only one."""
 
@@ -153,7 +152,7 @@ class SequenceModel(nn.Module):
         *,
         layers: Iterable[int] = (),
     ) -> tuple[Tensor, Tensor, Tensor, SequenceState]:
-        """As `loss`, with a second sum: the nats of the same targets as predicted from `layers` of the core."""
+        """As `loss`, with a second sum: the nats of the same targets, predicted from `layers` of the core."""
         outputs: list[Tensor] = []
         hidden, history, state = self.encode(inputs, state, reset, layer_outputs=outputs)
         loss = self.head.nll(hidden, history, targets).sum()

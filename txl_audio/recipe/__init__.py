@@ -20,11 +20,11 @@ from txl_audio.recipe.weights import export_run, import_run
 
 __all__ = [
     "BITS",
-    "bits_name",
     "CODECS",
     "ModelConfig",
     "RunConfig",
     "SplitDocuments",
+    "bits_name",
     "codec_for_sound",
     "codec_of",
     "config_of_run",
@@ -37,7 +37,7 @@ __all__ = [
     "open_shards",
     "read_tokens",
     "stream_name",
-    "vocabulary_of",
     "train",
+    "vocabulary_of",
     "write_tensors",
 ]

@@ -63,11 +63,9 @@ class StreamConfig(Config):
         d_model = core.config.d_model
         embedding = self.embedding.build(spec, d_model, levels)
         head = self.head.build(spec, d_model, embedding, levels, edges)
-        own = {"mem_len": self.mem_len, "segment_len": self.segment_len}
-        changes = {name: value for name, value in own.items() if value is not None}
-        return SequenceModel(
-            spec, embedding=embedding, core=core.view(**changes) if changes else core, head=head
-        )
+        if self.mem_len is not None or self.segment_len is not None:
+            core = core.view(mem_len=self.mem_len, segment_len=self.segment_len)
+        return SequenceModel(spec, embedding=embedding, core=core, head=head)
 
 
 class ModelConfig(Config):
@@ -78,7 +76,7 @@ class ModelConfig(Config):
     embedding: EmbeddingConfig | None = None
     core: CoreConfig
     head: HeadConfig | None = None
-    streams: dict[str, StreamConfig] = {}
+    streams: dict[str, StreamConfig] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _check(self) -> ModelConfig:
