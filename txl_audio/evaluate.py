@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -116,41 +117,55 @@ def evaluate(
     does not have.
     """
     config = config or EvaluateConfig()
+    with _evaluating(model):
+        nats, count = 0.0, 0
+        for more_nats, more in _scores(model, documents, config, warm, precision, train):
+            nats, count = nats + more_nats, count + more
+            if progress:
+                progress(count)
+            if limit is not None and count >= limit:
+                break
+    return Totals(nats, count)
+
+
+@contextmanager
+def _evaluating(model: SequenceModel) -> Iterator[None]:
+    """Without dropout; a model that was training does so again afterwards."""
     was_training = model.training
     model.eval()
-    viewed = config.view(model)
-    lanes = config.lanes_of(model.spec)
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+Scores = Iterator[tuple[float, int]]
+"""(sum of nats, count) of one batch after another."""
+
+
+def _scores(
+    model: SequenceModel,
+    documents: Documents,
+    config: EvaluateConfig,
+    warm: bool,
+    precision: runtime.Precision,
+    train: Documents | None,
+) -> Scores:
+    """By the way of evaluation that `config` asks for."""
+    viewed, lanes = config.view(model), config.lanes_of(model.spec)
 
     def stream(of: Documents) -> TokenStream:
         length = viewed.core.config.segment_len
         return TokenStream(of, model.spec, lanes=lanes, segment_len=length, reset=not warm)
 
     if config.dynamic is not None:
-        scores = dynamic_scores(
-            viewed,
-            stream(documents),
-            config.dynamic,
-            lanes=lanes,
-            precision=precision,
-            train=None if train is None else stream(train),
+        batches = None if train is None else stream(train)
+        return dynamic_scores(
+            viewed, stream(documents), config.dynamic, lanes=lanes, precision=precision, train=batches
         )
-    elif config.stride is not None:
-        scores = _window_scores(viewed, documents, stride=config.stride, lanes=lanes, precision=precision)
-    else:
-        scores = _segment_scores(viewed, stream(documents), lanes=lanes, precision=precision)
-    nats, count = 0.0, 0
-    for more_nats, more in scores:
-        nats, count = nats + more_nats, count + more
-        if progress:
-            progress(count)
-        if limit is not None and count >= limit:
-            break
-    model.train(was_training)
-    return Totals(nats, count)
-
-
-Scores = Iterator[tuple[float, int]]
-"""(sum of nats, count) of one batch after another."""
+    if config.stride is not None:
+        return _window_scores(viewed, documents, stride=config.stride, lanes=lanes, precision=precision)
+    return _segment_scores(viewed, stream(documents), lanes=lanes, precision=precision)
 
 
 @torch.no_grad()
@@ -237,14 +252,12 @@ def score_tokens(model: SequenceModel, tokens: Tensor, config: EvaluateConfig | 
 @torch.no_grad()
 def _score(model: SequenceModel, inputs: Tensor, targets: Tensor, config: EvaluateConfig | None) -> Tensor:
     """inputs, targets [B, T, K] of whole streams -> nats [B, T, K]."""
-    was_training = model.training
-    model.eval()
-    viewed = (config or EvaluateConfig()).view(model)
-    device, length = next(model.parameters()).device, viewed.core.config.segment_len
-    state, nats = viewed.projected(viewed.initial_state(inputs.size(0))), []
-    for at in range(0, inputs.size(1), length):
-        part = slice(at, at + length)
-        out, state = viewed.nll(inputs[:, part].to(device), targets[:, part].to(device), state)
-        nats.append(out.cpu())
-    model.train(was_training)
+    with _evaluating(model):
+        viewed = (config or EvaluateConfig()).view(model)
+        device, length = next(model.parameters()).device, viewed.core.config.segment_len
+        state, nats = viewed.projected(viewed.initial_state(inputs.size(0))), []
+        for at in range(0, inputs.size(1), length):
+            part = slice(at, at + length)
+            out, state = viewed.nll(inputs[:, part].to(device), targets[:, part].to(device), state)
+            nats.append(out.cpu())
     return torch.cat(nats, dim=1) if nats else torch.zeros(targets.shape)

@@ -30,6 +30,14 @@ class StreamFacts:
     flops_per_symbol: float
 
 
+class Silence:
+    """Stands in for a Reporter where another process reports."""
+
+    def begin(self, *_: Any) -> None: ...
+    def step(self, *_: Any) -> None: ...
+    def train(self, *_: Any) -> None: ...
+
+
 class Reporter:
     """One training's reports. Use as a context manager; everything goes to standard error and files.
 

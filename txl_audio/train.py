@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from txl_audio import runtime
+from txl_audio import parallel, runtime
 from txl_audio.checkpoint import RunFolder, load_weights
 from txl_audio.config import Config
 from txl_audio.data.stream import Documents, TokenStream
@@ -24,7 +24,7 @@ from txl_audio.model.memory import Memory
 from txl_audio.model.sequence import SINGLE, JointModel, SequenceModel, SequenceState
 from txl_audio.model.transformer import CoreConfig
 from txl_audio.optim import OptimConfig
-from txl_audio.report import Reporter
+from txl_audio.report import Reporter, Silence
 from txl_audio.tokens import CheckpointError, ConfigError, TxlError
 
 
@@ -101,6 +101,7 @@ class StreamTraining:
         self, model: SequenceModel, config: StreamTrainConfig, data: StreamData, *, seed: int
     ) -> None:
         assert config.lanes is not None and config.segment_len is not None
+        self.own = parallel.own_lanes(config.lanes, setting="train.lanes")
         self.model, self.config, self.data = model, config, data
         self.batches = TokenStream(
             data.train,
@@ -111,7 +112,7 @@ class StreamTraining:
             epochs=None,
             separator=data.separator,
         )
-        self.state = model.initial_state(config.lanes)
+        self.state = model.initial_state(self.own.stop - self.own.start)
         self.totals = Totals(0.0, 0)
         self.steps = 0
 
@@ -122,8 +123,10 @@ class StreamTraining:
         return memory
 
     def tensors(self) -> dict[str, Tensor]:
-        hidden = {f"memory.{i}": hidden for i, hidden in enumerate(self.memory.hidden)}
-        return {**hidden, "valid": self.memory.valid, "recent": self.state.recent}
+        """Memory of the lanes of all ranks; every rank has to ask."""
+        own = {f"memory.{i}": hidden for i, hidden in enumerate(self.memory.hidden)}
+        own |= {"valid": self.memory.valid, "recent": self.state.recent}
+        return {name: parallel.gathered(value) for name, value in own.items()}
 
     def values(self) -> dict[str, Any]:
         return {
@@ -136,9 +139,9 @@ class StreamTraining:
 
     def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         device = self.state.recent.device
-        hidden = tuple(tensors[f"memory.{i}"].to(device) for i in range(self.memory.n_layer))
-        memory = Memory(hidden, tensors["valid"].to(device))
-        self.state = SequenceState(memory, tensors["recent"].to(device))
+        own = {name: value[self.own].to(device) for name, value in tensors.items()}
+        memory = Memory(tuple(own[f"memory.{i}"] for i in range(self.memory.n_layer)), own["valid"])
+        self.state = SequenceState(memory, own["recent"])
         self.batches.load_state_dict(values["batches"])
         self.totals, self.steps = Totals(**values["totals"]), values["steps"]
 
@@ -216,7 +219,7 @@ class Trainer:
         name = self.next_stream()
         stream, nats, count = self.streams[name], 0.0, 0
         for _ in range(self.config.accumulate):
-            batch = next(stream.batches).to(self.device)
+            batch = next(stream.batches).lanes(stream.own).to(self.device)
             with runtime.autocast(self.device, self.precision):
                 layers = self.auxiliary_layers(stream.model)
                 loss, auxiliary, scored, stream.state = stream.model.losses(
@@ -224,6 +227,9 @@ class Trainer:
                 )
             (loss + auxiliary).backward()
             nats, count = nats + loss.item(), count + int(scored)
+        nats, total = parallel.summed(nats, count, device=self.device)
+        count = round(total)
+        parallel.sum_gradients(self.model)
         # The sum over all batches, divided once: equal weight for every symbol however it was batched.
         for parameter in self.model.parameters():
             if parameter.grad is not None:
@@ -252,15 +258,16 @@ class Trainer:
         first = int(self.progress() * 2 * n)
         return range(min(first, n - 1), n - 1) if self.config.auxiliary else range(0)
 
-    def run(self, reporter: Reporter) -> bool:
+    def run(self, reporter: Reporter | Silence) -> bool:
         """Trains to the end of the budget; false where it was interrupted (and saved)."""
         c, since = self.config, time.perf_counter()
         reporter.begin(self.at.symbols, self.at.seconds)
         with interruptions() as interrupted:
-            while self.progress() < 1 and not interrupted():
+            while self.progress() < 1 and not self._agreed(interrupted()):
                 name, totals, norm = self.step()
                 now = time.perf_counter()
-                self.at.seconds, since = self.at.seconds + now - since, now
+                seconds, since = self.at.seconds + now - since, now
+                self.at.seconds = self._agreed(seconds)
                 self.streams[name].totals += totals
                 reporter.step(name, self.at.step, self.at.symbols, self.at.seconds, self.progress(), totals)
                 if self.at.step % c.log_every == 0:
@@ -281,14 +288,20 @@ class Trainer:
                     self._sample()
         return done
 
-    def _record(self, reporter: Reporter, norm: float) -> None:
+    def _agreed(self, value: float) -> float:
+        """The highest of all ranks: they have one clock, and stop together."""
+        return parallel.highest(value, device=self.device)
+
+    def _record(self, reporter: Reporter | Silence, norm: float) -> None:
         for name, stream in self.streams.items():
             if stream.totals.count:
                 facts = {"gradient_norm": norm, "lr": self.optimiser.lr}
                 reporter.train(name, asdict(self.at), stream.totals, facts)
             stream.totals = Totals(0.0, 0)
 
-    def _validate(self, reporter: Reporter, limit: int | None) -> None:
+    def _validate(self, reporter: Reporter | Silence, limit: int | None) -> None:
+        if isinstance(reporter, Silence):
+            return
         for name, model in self.best_model.streams.items():
             with reporter.validating(limit) as progress:
                 totals = evaluate(
@@ -301,6 +314,8 @@ class Trainer:
             reporter.validation(name, asdict(self.at), totals, whole=limit is None)
 
     def _sample(self) -> None:
+        if runtime.rank() > 0:
+            return
         for name, model in self.best_model.streams.items():
             if name in self.samplers:
                 self.samplers[name](model, step=self.at.step)
@@ -308,15 +323,22 @@ class Trainer:
     # Exact resume.
 
     def save(self) -> None:
-        """Writes the weights to use, then everything that `resume` needs."""
+        """Writes the weights to use, then everything that `resume` needs. All ranks have to call it."""
+        lanes = {
+            f"stream.{name}.{key}": value
+            for name, stream in self.streams.items()
+            for key, value in stream.tensors().items()
+        }
+        draws = parallel.gathered(torch.get_rng_state()[None].to(self.device))
+        if runtime.rank() > 0:
+            return
         specs = {name: stream.spec for name, stream in self.model.streams.items()}
         self.folder.save_model(self.best_model, specs, step=self.at.step, origin="trained")
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         if self.average is not None:
             tensors |= {f"average.{name}": value for name, value in self.average.state_dict().items()}
         tensors |= {f"optimiser.{name}": value for name, value in self.optimiser.state_tensors().items()}
-        for name, stream in self.streams.items():
-            tensors |= {f"stream.{name}.{key}": value for key, value in stream.tensors().items()}
+        tensors |= {**lanes, "draws": draws}
         random = runtime.rng_state()
         tensors |= {f"random.{name}": random.pop(name) for name in ("torch", "cuda") if name in random}
         values = {
@@ -349,6 +371,8 @@ class Trainer:
             stream.load(_under(f"stream.{name}.", tensors), values["streams"][name])
         self.at = Position(**values["at"])
         runtime.set_rng_state({**values["random"], **_under("random.", tensors)})
+        if 0 < runtime.rank() < len(tensors["draws"]):
+            torch.set_rng_state(tensors["draws"][runtime.rank()].cpu())
 
     def _require(self, key: str, saved: object, mine: object) -> None:
         if saved != mine:

@@ -203,7 +203,7 @@ def test_a_text_model_has_no_sound(workspace: Workspace, tmp_path: Path) -> None
     text, out = text_run(tmp_path / "text"), tmp_path / "out.wav"
     for words in (("sample", text, "--out", out), ("score", text, workspace.source / "0.wav")):
         result = run(*words)
-        assert result.code == 1 and "expected an audio model" in result.error
+        assert result.code == 1 and "has no vocabulary (vocabulary.json)" in result.error
     assert not out.exists()
     result = run("evaluate", text)
     assert result.code == 2 and "names no data" in result.error

@@ -44,6 +44,10 @@ class Batch:
     targets: Tensor
     reset: Tensor
 
+    def lanes(self, which: slice) -> Batch:
+        """Some of its lanes."""
+        return Batch(self.inputs[which], self.targets[which], self.reset[which])
+
     def to(self, device: torch.device) -> Batch:
         return Batch(self.inputs.to(device), self.targets.to(device), self.reset.to(device))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from txl_audio import cost, runtime
+from txl_audio import cost, parallel, runtime
 from txl_audio.checkpoint import RunFolder, write_atomically
 from txl_audio.config import load
 from txl_audio.data.shards import Shards
@@ -16,7 +16,7 @@ from txl_audio.data.text import VOCABULARY_FILE
 from txl_audio.recipe.config import RunConfig
 from txl_audio.recipe.parts import codec_for_sound
 from txl_audio.recipe.runs import SplitDocuments, new_model
-from txl_audio.report import Reporter, StreamFacts
+from txl_audio.report import Reporter, Silence, StreamFacts
 from txl_audio.sampling.gallery import keep_sample
 from txl_audio.tokens import CheckpointError, ConfigError, TokenSpec
 from txl_audio.train import StreamData, StreamTraining, Trainer
@@ -42,15 +42,23 @@ def train(config: RunConfig, *, resume: bool = False, overwrite: bool = False) -
     Raises ConfigError, DataError, SpecError or CheckpointError before anything is written where the
     config, the data or the run folder cannot be used.
     """
-    shards = _open_data(config)
     device = runtime.device(config.device)
+    with parallel.joined(device):
+        return _train(config, device, resume=resume, overwrite=overwrite)
+
+
+def _train(config: RunConfig, device: torch.device, *, resume: bool, overwrite: bool) -> bool:
+    shards = _open_data(config)
     runtime.keep_freed_memory()
     folder = RunFolder(config.folder)
     saved = _run_to_resume(folder, config) if resume else None
     wanted = saved.precision if saved and config.precision == "auto" else config.precision
-    precision = runtime.choose_precision(wanted, device)
+    precision: runtime.Precision = parallel.shared(runtime.choose_precision(wanted, device))
     config = config.model_copy(update={"precision": precision})
     model = new_model(config, {name: opened.spec for name, opened in shards.items()}).to(device)
+    parallel.share_weights(model)
+    if runtime.rank() > 0:
+        torch.manual_seed(config.seed + runtime.rank())  # dropout of its own
     trainer = Trainer(
         model,
         config.train,
@@ -59,15 +67,19 @@ def train(config: RunConfig, *, resume: bool = False, overwrite: bool = False) -
         seed=config.seed,
         precision=precision,
     )
+    first = runtime.rank() == 0
     # Both draw random numbers, so they come before the random state is restored.
-    facts = {name: _facts(stream, precision) for name, stream in trainer.streams.items()}
-    machine_flops = runtime.matmul_flops(device, getattr(torch, precision))
+    facts = {name: _facts(stream, precision) for name, stream in trainer.streams.items() if first}
+    machine_flops = runtime.matmul_flops(device, getattr(torch, precision)) if first else 1.0
     if resume:
         trainer.resume()
         specs = folder.specs()
         for name, stream in model.streams.items():
             here = f"the data {config.data_folders[name]}"
             stream.spec.require(specs[name], here=here, there=f"the run {folder.path}")
+    if not first:
+        return trainer.run(Silence())
+    if resume:
         folder.save_config(config.to_yaml())
     else:
         if overwrite:

@@ -1,0 +1,103 @@
+"""Several processes that train together (`torchrun`): what they tell each other, and who has which lanes.
+
+Every rank draws the same batches of all lanes and keeps its own rows, so the batches of a training do not
+depend on how many ranks share them. Alone, all of this is nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+from torch import Tensor, distributed, nn
+
+from txl_audio.runtime import rank, world_size
+from txl_audio.tokens import ConfigError
+
+T = TypeVar("T")
+
+PATIENCE = timedelta(hours=2)
+"""How long ranks wait for one another; the first one scores the validation split while they do."""
+
+
+@contextmanager
+def joined(device: torch.device) -> Iterator[None]:
+    """Joins the processes that `torchrun` started, and leaves them at the end."""
+    if world_size() == 1:
+        yield
+        return
+    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+def own_lanes(lanes: int, *, setting: str) -> slice:
+    """Which of all lanes are this rank's. Raises ConfigError where they cannot be dealt out evenly."""
+    if lanes % world_size():
+        raise ConfigError(
+            f"{setting} is {lanes}, which {world_size()} processes cannot share evenly; "
+            f"choose a multiple of {world_size()}"
+        )
+    each = lanes // world_size()
+    return slice(rank() * each, (rank() + 1) * each)
+
+
+def gathered(own: Tensor) -> Tensor:
+    """Rows of all ranks, in their order, on every rank: [n, ...] -> [ranks n, ...]."""
+    if world_size() == 1:
+        return own
+    parts = [torch.empty_like(own) for _ in range(world_size())]
+    distributed.all_gather(parts, own.contiguous())
+    return torch.cat(parts)
+
+
+def summed(*values: float, device: torch.device) -> list[float]:
+    """Sums over all ranks."""
+    return _reduced(values, device, distributed.ReduceOp.SUM)
+
+
+def highest(value: float, *, device: torch.device) -> float:
+    """The highest of all ranks: what they have to agree on."""
+    return _reduced((value,), device, distributed.ReduceOp.MAX)[0]
+
+
+def _reduced(
+    values: tuple[float, ...], device: torch.device, operation: distributed.ReduceOp.RedOpType
+) -> list[float]:
+    if world_size() == 1:
+        return list(values)
+    tensor = torch.tensor(values, dtype=torch.float64, device=device)
+    distributed.all_reduce(tensor, operation)
+    return tensor.tolist()
+
+
+def sum_gradients(model: nn.Module) -> None:
+    """Replaces every gradient by the sum over all ranks, in one message."""
+    if world_size() == 1:
+        return
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    distributed.all_reduce(flat)
+    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def share_weights(model: nn.Module) -> None:
+    """Gives every rank the weights of the first."""
+    if world_size() > 1:
+        for tensor in model.state_dict().values():
+            distributed.broadcast(tensor, src=0)
+
+
+def shared(value: T) -> T:
+    """What the first rank has."""
+    if world_size() == 1:
+        return value
+    box = [value]
+    distributed.broadcast_object_list(box, src=0)
+    return box[0]
