@@ -202,6 +202,21 @@ def test_settings_of_its_own_equal_a_model_built_with_them() -> None:
     torch.testing.assert_close(alone, score_document(built, documents[0]), rtol=1e-5, atol=1e-5)
 
 
+def test_segments_are_long_where_nothing_depends_on_them() -> None:
+    lengths = {
+        (window, dynamic): EvaluateConfig(dynamic=DynamicConfig() if dynamic else None)
+        .view(text_model(window=window))
+        .core.config.segment_len
+        for window in ("segment", "same_length", "sliding")
+        for dynamic in (False, True)
+    }
+    assert {key for key, length in lengths.items() if length == 256} == {
+        ("same_length", False),
+        ("sliding", False),
+    }
+    assert set(lengths.values()) == {4, 256}
+
+
 def test_settings_that_cannot_be_used() -> None:
     documents = [np.zeros(9, dtype=np.uint8)]
     for model, config, message in (

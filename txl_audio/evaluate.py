@@ -31,7 +31,8 @@ class EvaluateConfig(Config):
 
     lanes: documents side by side; by default 8 for audio and 1 for text, which is then read in order.
     segment_len, mem_len, window, clamp_len: of the core, see CoreConfig and RelativeConfig. Where the
-    result does not depend on segments (windows sliding and same_length), they are by default long.
+    result does not depend on segments (windows sliding and same_length), they are by default long, except
+    in dynamic evaluation, which learns after each.
     stride: sliding-window evaluation of a model without memory. A window of segment_len frames moves on
     by `stride` frames, and what is new in it is scored; 1 gives every target the longest context.
     dynamic: goes on learning while it is scored, see DynamicConfig.
@@ -57,16 +58,17 @@ class EvaluateConfig(Config):
     def view(self, model: SequenceModel) -> SequenceModel:
         """The model as it is scored, with the same weights. Raises ConfigError for what it cannot do."""
         trained = model.core.config
-        free = (self.window or trained.window) != "segment" and self.segment_len is None
-        segment_len = max(trained.segment_len, LONG_SEGMENT) if free else self.segment_len
+        segment_len = self.segment_len
+        if segment_len is None and self.dynamic is None and (self.window or trained.window) != "segment":
+            segment_len = max(trained.segment_len, LONG_SEGMENT)
         viewed = model.view(
             mem_len=self.mem_len, segment_len=segment_len, window=self.window, clamp_len=self.clamp_len
         )
         core = viewed.core.config
         if self.stride is not None and (core.mem_len > 0 or core.window != "segment"):
             raise ConfigError(
-                f"stride is for models without memory and with window segment, got mem_len {core.mem_len} and "
-                f"window {core.window}; leave stride out"
+                f"stride is for models without memory and with window segment, got mem_len {core.mem_len} "
+                f"and window {core.window}; leave stride out"
             )
         if self.stride is not None and self.stride > core.segment_len:
             raise ConfigError(
@@ -186,7 +188,7 @@ def _segment_scores(
 def _window_scores(
     model: SequenceModel, documents: Documents, *, stride: int, lanes: int, precision: runtime.Precision
 ) -> Scores:
-    """Windows side by side as lanes; the first of a document scores all its frames, the others what is new."""
+    """Windows as lanes; the first of a document scores all its frames, the others what is new in them."""
     device, length = next(model.parameters()).device, model.core.config.segment_len
     places = model.spec.symbols_per_frame
     kept = model.history - places
@@ -197,12 +199,10 @@ def _window_scores(
         before = torch.cat([torch.full((kept,), model.spec.start_symbol), inputs.flatten()])
         total = len(inputs)
         size = min(length, total)
-        begins = torch.tensor([*range(0, total - size, stride), total - size])
-        # The first one alone, because it scores all its frames and may be short.
+        begins = torch.cat([torch.arange(0, total - size, stride), torch.tensor([total - size])])
+        # The first one alone, because it scores all its frames.
         batches = [begins[:1], *begins[1:].split(lanes)] if total else []
-        for begin in batches:
-            if not len(begin):
-                continue
+        for begin in (batch for batch in batches if len(batch)):
             at = begin[:, None] + torch.arange(size)
             wanted = targets[at]
             # The last window of a document may move on by less than the others.

@@ -110,7 +110,7 @@ def test_resuming_with_other_data(
         soundfile.write(path, -soundfile.read(path)[0], 16_000)
     run("prepare", source, "--out", tmp_path / "data", "--split", "every-3rd")
     _, result = workspace.train("run", f"data={tmp_path / 'data'}", "train.sample_every=2", "--resume")
-    assert result.code == 1 and "was trained on data" in result.error
+    assert result.code == 1 and "was trained with data=" in result.error
     assert unchanged()
 
 

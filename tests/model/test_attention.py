@@ -1,19 +1,21 @@
-"""The three attention paths compute one thing."""
+"""The four attention paths compute one thing."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.tiny import BACKENDS
+from tests.tiny import BACKENDS, core
 from txl_audio.model import attention
 from txl_audio.model.attention import Backend, attend, visible
 from txl_audio.model.positions import Positions, RelativeConfig, Shape, ShawConfig, Terms
 
 H, B, T, M, D = 2, 3, 5, 4, 6  # heads, lanes, queries, memory, head width
 K = M + T
-PATHS: tuple[Backend, ...] = ("shifted", "shift_free")
+PATHS: tuple[Backend, ...] = ("shifted", "biased", "shift_free")
 
 SCHEMES = ("none", "relative", "clamped", "shaw")
 
@@ -151,9 +153,9 @@ def test_m3_garbage_above_the_diagonal_changes_nothing(monkeypatch: pytest.Monke
     honest = attention.shifted_view
     called = []
 
-    def with_garbage(by_distance: Tensor) -> Tensor:
+    def with_garbage(by_distance: Tensor, keys: int) -> Tensor:
         called.append(True)
-        return honest(by_distance).masked_fill(future, 1e4)
+        return honest(by_distance, keys).masked_fill(future, 1e4)
 
     monkeypatch.setattr(attention, "shifted_view", with_garbage)
     assert torch.equal(attend(q, k, v, terms, seen, dropout=0.0, backend="shifted"), expected)
@@ -162,7 +164,7 @@ def test_m3_garbage_above_the_diagonal_changes_nothing(monkeypatch: pytest.Monke
 
 def test_the_shifted_view_reads_the_score_of_each_distance() -> None:
     by_distance = torch.arange(K - 1, -1, -1.0).expand(H, B, T, K).contiguous()
-    shifted = attention.shifted_view(by_distance)
+    shifted = attention.shifted_view(by_distance, K)
     d = attention.distances(T, K, torch.device("cpu"))
     assert shifted.data_ptr() == by_distance.data_ptr() + (T - 1) * by_distance.element_size()
     for h in range(H):
@@ -234,3 +236,19 @@ def test_a_key_out_of_sight_may_hold_anything_finite(backend: Backend) -> None:
     k, v = k.detach().clone(), v.detach().clone()
     k[:, :, :M], v[:, :, :M] = 1e4, 1e4
     assert torch.equal(attend(q, k, v, terms, seen, dropout=0.0, backend=backend), out)
+
+
+def test_auto_takes_the_fused_kernel_for_scoring_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[bool] = []
+    fused = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(*given: Any, **named: Any) -> Tensor:
+        calls.append(torch.is_grad_enabled())
+        return fused(*given, **named)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    model, x = core(n_layer=2), torch.randn(1, 4, 12)
+    model(x, model.first_memory(1))[0].sum().backward()
+    with torch.no_grad():
+        model(x, model.first_memory(1))
+    assert calls == [False, False]

@@ -57,7 +57,7 @@ def evaluate(
 ) -> None:
     """Score every symbol of a split, once."""
     from txl_audio import evaluate as evaluation
-    from txl_audio import recipe
+    from txl_audio import recipe, runtime
 
     one_of("--memory", memory, ("cold", "warm"))
     one_of("--precision", precision, ("float32", "bfloat16"))
@@ -75,6 +75,7 @@ def evaluate(
     shards = shards_to_score(run, config, model, stream, folders[0] if folders else None)
     documents = recipe.SplitDocuments(shards, split)
     train = recipe.SplitDocuments(shards, "train") if adapting and "train" in shards.splits else None
+    runtime.keep_freed_memory()
     with progress_bar("scoring") as update:
         totals = evaluation.evaluate(
             model,

@@ -133,7 +133,7 @@ class _Shifted(torch.autograd.Function):
             by_distance = torch.bmm(position_query.reshape(heads, -1, width), r.mT)
             if bias is not None:
                 by_distance += bias[:, None]
-            torch.add(mask, shifted_view(by_distance.view_as(score)), out=score)
+            torch.add(mask, shifted_view(by_distance.view_as(score), keys), out=score)
         flat = score.view(heads * lanes, queries, keys)
         flat.baddbmm_(content_query.reshape(-1, queries, width), k.reshape(-1, keys, width).mT)
         weight = torch.softmax(flat, -1)
@@ -166,18 +166,18 @@ class _Shifted(torch.autograd.Function):
         return grad_content, grad_position, grad_k, grad_v, grad_r, grad_bias, None, None
 
 
-def shifted_view(by_distance: Tensor) -> Tensor:
-    """[H, B, T, K] by distance K-1..0 -> the same memory seen per key; the future is garbage.
+def shifted_view(by_distance: Tensor, keys: int) -> Tensor:
+    """[H, B, T, W] by distance W-1..0, W >= K -> [H, B, T, K], the same memory by key; the future is garbage.
 
-    Entry (i, j) of the view is element j + T-1-i of row i: the score of distance i + K-T - j.
+    Entry (i, j) of the view is element j + W-K + T-1-i of row i: the score of distance i + K-T - j.
     Entries of the future (d < 0) run into the next row and must be masked.
     """
-    heads, lanes, queries, keys = by_distance.shape
-    size = queries * keys
+    heads, lanes, queries, row = by_distance.shape
+    size = queries * row
     return by_distance.as_strided(
         (heads, lanes, queries, keys),
-        (lanes * size, size, keys - 1, 1),
-        by_distance.storage_offset() + queries - 1,
+        (lanes * size, size, row - 1, 1),
+        by_distance.storage_offset() + row - keys + queries - 1,
     )
 
 
@@ -197,31 +197,36 @@ def biased_attention(
 ) -> Tensor:
     """The position scores as the additive mask of `scaled_dot_product_attention`.
 
-    With one distance more than there are keys, rows of distances from the farthest to 0 are rows of keys
-    once the first T entries are left out (appendix B), and no other T x K matrix is written. What a
-    query does not see lies together at the beginning of its row: what is out of its window, and the
-    entries that stand for the future of the row above.
+    The kernel reads them by key where they lie by distance, and no other T x K matrix is written. What a
+    query does not see lies together at the beginning of its row: what is out of its window, and spare
+    entries, of which there is at least one, so that they alone stand for the future of the row above.
     """
     kind, scale = q.device.type, q.size(-1) ** -0.5
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else q.dtype
+    heads, lanes, queries, keys = *q.shape[:3], k.size(2)
     mask, content_query = seen[:, None], q
-    if terms is not None:
-        heads, lanes, queries, keys = *q.shape[:3], k.size(2)
+    if terms is None:
+        # Where all before is seen, as without memory, the kernel can leave out the other half.
+        if queries == keys and int(seen.sum()) == len(seen) * queries * (queries + 1) // 2:
+            mask = None
+    else:
         content_query = q + terms.u[:, None, None]
         position_query = (q if terms.v is None else q + terms.v[:, None, None]) * scale
-        order = torch.arange(keys, -1, -1, device=q.device).clamp(max=keys - 1)
-        r = terms.r.index_select(1, order)
+        r = terms.ordered().far_first if terms.far_first is None else terms.far_first
+        assert r is not None
         by_distance = torch.bmm(position_query.to(dtype).flatten(1, 2), r.to(dtype).mT)
-        by_distance = by_distance.view(heads, lanes, queries, keys + 1)
+        by_distance = by_distance.view(heads, lanes, queries, -1)
+        spare = by_distance.size(-1) - keys
         if terms.b is not None:
-            by_distance = by_distance + (terms.b * scale).index_select(1, order)[:, None, None].to(dtype)
-        hidden = (~seen).sum(-1) + 1
+            by_distance[..., spare:] += (terms.b * scale).to(dtype).flip(1)[:, None, None]
+        hidden = (~seen).sum(-1, dtype=torch.int32) + spare
         first = torch.arange(int(hidden.max()), device=q.device)
         by_distance[..., : len(first)].masked_fill_(first < hidden[..., None], float("-inf"))
-        mask = by_distance.flatten(2)[..., queries:].view(heads, lanes, queries, keys).transpose(0, 1)
+        mask = shifted_view(by_distance, keys).transpose(0, 1)
     # scaled_dot_product_attention wants lanes first.
     content_query, k, v = (x.transpose(0, 1).to(dtype) for x in (content_query, k, v))
-    return F.scaled_dot_product_attention(content_query, k, v, mask, dropout_p=dropout).transpose(0, 1)
+    out = F.scaled_dot_product_attention(content_query, k, v, mask, dropout_p=dropout, is_causal=mask is None)
+    return out.transpose(0, 1)
 
 
 def can_be_shift_free(terms: Terms | None) -> bool:

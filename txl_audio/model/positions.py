@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple, TypeAlias, cast
 
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from pydantic import Field
 from torch import Tensor, nn
@@ -40,10 +41,26 @@ class Terms(NamedTuple):
     b: Tensor | None
     frequencies: Tensor | None = None
     projection: Tensor | None = None
+    far_first: Tensor | None = None
 
     def first(self, distances: int) -> Terms:
         """The terms of distances 0..N-1 only."""
-        return self._replace(r=self.r[:, :distances], b=None if self.b is None else self.b[:, :distances])
+        b = None if self.b is None else self.b[:, :distances]
+        far_first = None if self.far_first is None else self.far_first[:, -aligned(distances + 1) :]
+        return self._replace(r=self.r[:, :distances], b=b, far_first=far_first)
+
+    def ordered(self) -> Terms:
+        """With `far_first` [H, W, d]: r from the farthest distance to 0, behind zeros.
+
+        W is more than N, and a number of rows that matrix products are fast with.
+        """
+        distances = self.r.size(1)
+        return self._replace(far_first=F.pad(self.r.flip(1), (0, 0, aligned(distances + 1) - distances, 0)))
+
+
+def aligned(rows: int) -> int:
+    """The next multiple of 16."""
+    return -(-rows // 16) * 16
 
 
 class Shape(NamedTuple):

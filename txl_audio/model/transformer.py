@@ -226,11 +226,12 @@ class TransformerXL(nn.Module):
         and short segments is most of the work; here each frame is projected once.
         """
         pairs = [layer.keys_values(hidden) for layer, hidden in zip(self.layers, memory.hidden, strict=True)]
+        terms = self.score_terms(memory.mem_len + self.config.segment_len, memory.valid.device)
         return ProjectedMemory(
             tuple(k for k, _ in pairs),
             tuple(v for _, v in pairs),
             memory.valid,
-            self.score_terms(memory.mem_len + self.config.segment_len, memory.valid.device),
+            tuple(None if term is None else term.ordered() for term in terms),
             self.config.segment_len,
         )
 
