@@ -19,10 +19,11 @@ from txl_audio import runtime
 from txl_audio.checkpoint import RunFolder
 from txl_audio.data.stream import TokenStream
 from txl_audio.evaluate import evaluate
+from txl_audio.lanes import StreamData, StreamTrainConfig
 from txl_audio.model.sequence import SINGLE, SequenceModel
 from txl_audio.report import Reporter, StreamFacts
 from txl_audio.tokens import CheckpointError, ConfigError, DataError
-from txl_audio.train import DivergedError, StreamData, StreamTrainConfig, TrainConfig, Trainer
+from txl_audio.train import DivergedError, TrainConfig, Trainer
 
 
 def documents(seed: int = 0) -> list[np.ndarray]:

@@ -17,11 +17,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from txl_audio import parallel, runtime
 from txl_audio.checkpoint import RunFolder, load_weights
-from txl_audio.config import Config
-from txl_audio.data.stream import Documents, TokenStream
 from txl_audio.evaluate import Totals, evaluate
-from txl_audio.model.memory import Memory
-from txl_audio.model.sequence import SINGLE, JointModel, SequenceModel, SequenceState
+from txl_audio.lanes import StreamData, StreamTrainConfig, StreamTraining
+from txl_audio.model.sequence import SINGLE, JointModel, SequenceModel
 from txl_audio.model.transformer import CoreConfig
 from txl_audio.optim import OptimConfig
 from txl_audio.report import Reporter, Silence
@@ -30,14 +28,6 @@ from txl_audio.tokens import CheckpointError, ConfigError, TxlError
 
 class DivergedError(TxlError):
     """A training whose gradient is no longer finite."""
-
-
-class StreamTrainConfig(Config):
-    """What one of several streams has of its own; None takes the training's."""
-
-    weight: float = Field(default=1.0, gt=0)
-    lanes: int | None = Field(default=None, ge=1)
-    segment_len: int | None = Field(default=None, ge=1)
 
 
 class TrainConfig(OptimConfig):
@@ -78,72 +68,6 @@ class TrainConfig(OptimConfig):
                 "and with window segment the result depends on it; leave train.segment_len out"
             )
         return StreamTrainConfig(weight=own.weight, lanes=own.lanes or self.lanes, segment_len=segment_len)
-
-
-@dataclass(frozen=True)
-class StreamData:
-    """The data of one stream.
-
-    data_id: identity of the training documents; a resume with another is refused.
-    separator: symbol that ends a sentence, where sentences are shuffled; see TokenStream.
-    """
-
-    train: Documents
-    valid: Documents
-    data_id: str = ""
-    separator: int | None = None
-
-
-class StreamTraining:
-    """Where the training of one stream stands: its lanes, their memory, its totals since the last record."""
-
-    def __init__(
-        self, model: SequenceModel, config: StreamTrainConfig, data: StreamData, *, seed: int
-    ) -> None:
-        assert config.lanes is not None and config.segment_len is not None
-        self.own = parallel.own_lanes(config.lanes, setting="train.lanes")
-        self.model, self.config, self.data = model, config, data
-        self.batches = TokenStream(
-            data.train,
-            model.spec,
-            lanes=config.lanes,
-            segment_len=config.segment_len,
-            seed=seed,
-            epochs=None,
-            separator=data.separator,
-        )
-        self.state = model.initial_state(self.own.stop - self.own.start)
-        self.totals = Totals(0.0, 0)
-        self.steps = 0
-
-    @property
-    def memory(self) -> Memory:
-        memory = self.state.memory
-        assert isinstance(memory, Memory)  # never a projected one, which has no gradient
-        return memory
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Memory of the lanes of all ranks; every rank has to ask."""
-        own = {f"memory.{i}": hidden for i, hidden in enumerate(self.memory.hidden)}
-        own |= {"valid": self.memory.valid, "recent": self.state.recent}
-        return {name: parallel.gathered(value) for name, value in own.items()}
-
-    def values(self) -> dict[str, Any]:
-        return {
-            "config": self.config.model_dump(mode="json"),
-            "data_id": self.data.data_id,
-            "batches": self.batches.state_dict(),
-            "totals": asdict(self.totals),
-            "steps": self.steps,
-        }
-
-    def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        device = self.state.recent.device
-        own = {name: value[self.own].to(device) for name, value in tensors.items()}
-        memory = Memory(tuple(own[f"memory.{i}"] for i in range(self.memory.n_layer)), own["valid"])
-        self.state = SequenceState(memory, own["recent"])
-        self.batches.load_state_dict(values["batches"])
-        self.totals, self.steps = Totals(**values["totals"]), values["steps"]
 
 
 @dataclass

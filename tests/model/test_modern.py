@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.tiny import core, core_config
-from txl_audio.model.transformer import swiglu
+from txl_audio.model.block import swiglu
 
 
 def feed_forward(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:

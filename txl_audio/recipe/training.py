@@ -13,13 +13,14 @@ from txl_audio.checkpoint import RunFolder, write_atomically
 from txl_audio.config import load
 from txl_audio.data.shards import Shards
 from txl_audio.data.text import VOCABULARY_FILE
+from txl_audio.lanes import StreamData, StreamTraining
 from txl_audio.recipe.config import RunConfig
 from txl_audio.recipe.parts import codec_for_sound
 from txl_audio.recipe.runs import SplitDocuments, new_model
 from txl_audio.report import Reporter, Silence, StreamFacts
 from txl_audio.sampling.gallery import keep_sample
 from txl_audio.tokens import CheckpointError, ConfigError, TokenSpec
-from txl_audio.train import StreamData, StreamTraining, Trainer
+from txl_audio.train import Trainer
 
 BITS = {
     "waveform": "bits_per_sample",

@@ -1,0 +1,91 @@
+"""What training has of each stream: its data, its lanes, and where they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydantic import Field
+from torch import Tensor
+
+from txl_audio import parallel
+from txl_audio.config import Config
+from txl_audio.data.stream import Documents, TokenStream
+from txl_audio.evaluate import Totals
+from txl_audio.model.memory import Memory
+from txl_audio.model.sequence import SequenceModel, SequenceState
+
+
+class StreamTrainConfig(Config):
+    """What one of several streams has of its own; None takes the training's."""
+
+    weight: float = Field(default=1.0, gt=0)
+    lanes: int | None = Field(default=None, ge=1)
+    segment_len: int | None = Field(default=None, ge=1)
+
+
+@dataclass(frozen=True)
+class StreamData:
+    """The data of one stream.
+
+    data_id: identity of the training documents; a resume with another is refused.
+    separator: symbol that ends a sentence, where sentences are shuffled; see TokenStream.
+    """
+
+    train: Documents
+    valid: Documents
+    data_id: str = ""
+    separator: int | None = None
+
+
+class StreamTraining:
+    """Where the training of one stream stands: its lanes, their memory, its totals since the last record."""
+
+    def __init__(
+        self, model: SequenceModel, config: StreamTrainConfig, data: StreamData, *, seed: int
+    ) -> None:
+        assert config.lanes is not None and config.segment_len is not None
+        self.own = parallel.own_lanes(config.lanes, setting="train.lanes")
+        self.model, self.config, self.data = model, config, data
+        self.batches = TokenStream(
+            data.train,
+            model.spec,
+            lanes=config.lanes,
+            segment_len=config.segment_len,
+            seed=seed,
+            epochs=None,
+            separator=data.separator,
+        )
+        self.state = model.initial_state(self.own.stop - self.own.start)
+        self.totals = Totals(0.0, 0)
+        self.steps = 0
+
+    @property
+    def memory(self) -> Memory:
+        memory = self.state.memory
+        assert isinstance(memory, Memory)  # never a projected one, which has no gradient
+        return memory
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Memory of the lanes of all ranks; every rank has to ask."""
+        own = {f"memory.{i}": hidden for i, hidden in enumerate(self.memory.hidden)}
+        own |= {"valid": self.memory.valid, "recent": self.state.recent}
+        return {name: parallel.gathered(value) for name, value in own.items()}
+
+    def values(self) -> dict[str, Any]:
+        return {
+            "config": self.config.model_dump(mode="json"),
+            "data_id": self.data.data_id,
+            "batches": self.batches.state_dict(),
+            "totals": asdict(self.totals),
+            "steps": self.steps,
+        }
+
+    def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        device = self.state.recent.device
+        own = {name: value[self.own].to(device) for name, value in tensors.items()}
+        memory = Memory(tuple(own[f"memory.{i}"] for i in range(self.memory.n_layer)), own["valid"])
+        self.state = SequenceState(memory, own["recent"])
+        self.batches.load_state_dict(values["batches"])
+        self.totals, self.steps = Totals(**values["totals"]), values["steps"]
