@@ -4,8 +4,10 @@
         "paper=configs/text/shakespeare_char.yaml" "vanilla=configs/text/shakespeare_vanilla.yaml" \\
         "high rate=configs/text/shakespeare_char.yaml train.lr=4e-3"
 
-Every variant is NAME=CONFIG, with overrides behind it. A variant whose run is finished is not trained
-again. What runs side by side shares the machine, so compare only what ran with the same --parallel.
+Every variant is NAME=CONFIG, with overrides behind it. The score is that of the whole validation split at
+the end of training, in the run's precision and with its `evaluate` settings. A variant whose run is
+finished is not trained again. What runs side by side shares the machine, so compare only what ran with
+the same --parallel.
 """
 
 from __future__ import annotations
@@ -50,7 +52,6 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, required=True, help="training time of each")
     parser.add_argument("--threads", type=int, default=1, help="of each")
     parser.add_argument("--parallel", type=int, default=1, help="how many train side by side")
-    parser.add_argument("--split", default="val")
     given = parser.parse_args()
     with ThreadPoolExecutor(given.parallel) as pool:
         rows = list(pool.map(lambda variant: measure(variant, given), given.variants))
@@ -63,7 +64,6 @@ def main() -> None:
 
 def measure(variant: Variant, given: argparse.Namespace) -> dict[str, Any]:
     run = given.out / variant.folder
-    score = run.with_suffix(".json")
     environment = {**os.environ, "OMP_NUM_THREADS": str(given.threads)}
 
     def command(*words: object) -> str:
@@ -75,23 +75,29 @@ def measure(variant: Variant, given: argparse.Namespace) -> dict[str, Any]:
 
     given.out.mkdir(parents=True, exist_ok=True)
     with open(run.with_suffix(".log"), "a") as log:
-        if not score.is_file():
+        if not finished(run):
             minutes = f"train.minutes={given.minutes}"
             command("train", variant.config, f"out={run}", minutes, *variant.overrides, "--overwrite")
-            score.write_text(command("evaluate", run, "--split", given.split, "--json"))
         size = json.loads(command("info", run, "--json"))
-    figures = json.loads(score.read_text())
-    metric = next(name for name in figures if name.startswith(("bits", "perplexity")))
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    last = records[-1]
+    last = last_record(run)
+    metric = next(name for name in last if name.startswith("bits"))
     return {
         "name": variant.name,
-        metric: figures[metric],
+        metric: last[metric],
         "parameters": size["parameters"],
         "steps": last["step"],
         "symbols": last["symbols"],
         "seconds": last["seconds"],
     }
+
+
+def last_record(run: Path) -> dict[str, Any]:
+    return json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+def finished(run: Path) -> bool:
+    """Whether a training came to its end, where it scores the whole validation split."""
+    return (run / "metrics.jsonl").is_file() and last_record(run).get("whole_split", False)
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:

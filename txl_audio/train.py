@@ -17,13 +17,15 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from txl_audio import parallel, runtime
 from txl_audio.checkpoint import RunFolder, load_weights
-from txl_audio.evaluate import Totals, evaluate
+from txl_audio.evaluate import EvaluateConfig, Totals, evaluate
 from txl_audio.lanes import StreamData, StreamTrainConfig, StreamTraining
 from txl_audio.model.sequence import SINGLE, JointModel, SequenceModel
 from txl_audio.model.transformer import CoreConfig
 from txl_audio.optim import OptimConfig
 from txl_audio.report import Reporter, Silence
 from txl_audio.tokens import CheckpointError, ConfigError, TxlError
+
+PLAIN = EvaluateConfig()
 
 
 class DivergedError(TxlError):
@@ -85,6 +87,8 @@ class Trainer:
 
     Args:
         model: one stream, or several over one core; `data` has an entry for each of `model.streams`.
+        scoring: how the whole validation split is scored at the end; on the way the model's own settings
+            are used.
 
     Attributes:
         samplers: by stream, called as `sample(model, step=...)` to make and file a sample.
@@ -99,12 +103,13 @@ class Trainer:
         folder: RunFolder,
         seed: int,
         precision: runtime.Precision,
+        scoring: EvaluateConfig = PLAIN,
     ) -> None:
         if config.steps is None and config.minutes is None:
             raise ConfigError("a training needs a budget; set train.steps, train.minutes or both")
         self.model, self.config, self.folder = model, config, folder
         self.precision: runtime.Precision = precision
-        self.seed = seed
+        self.seed, self.scoring = seed, scoring
         self.device = next(model.parameters()).device
         self.streams = {
             name: StreamTraining(stream, config.of_stream(name, stream.core.config), data[name], seed=seed)
@@ -231,6 +236,7 @@ class Trainer:
                 totals = evaluate(
                     model,
                     self.streams[name].data.valid,
+                    self.scoring if limit is None else PLAIN,
                     precision=self.precision,
                     limit=limit,
                     progress=progress,

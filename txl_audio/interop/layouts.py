@@ -162,6 +162,7 @@ def settings_of(model: SequenceModel, layout: Layout) -> dict[str, Any]:
         tie_projs = [*head.config.tie_projs, *[False] * embedding.clusters][: embedding.clusters]
     elif (
         isinstance(embedding, SymbolEmbedding)
+        and embedding.ngrams is None
         and isinstance(head, SoftmaxHead)
         and model.spec.modality == "text"
     ):
@@ -169,8 +170,8 @@ def settings_of(model: SequenceModel, layout: Layout) -> dict[str, Any]:
         d_embed, tied = embedding.weight.size(1), head.weight is None
     else:
         raise CheckpointError(
-            f"the layout {layout} holds text models only, with embedding symbols and head softmax or both "
-            f"adaptive; got a {model.spec.modality} model of {type(embedding).__name__} and "
+            f"the layout {layout} holds text models only, with embedding symbols without ngrams and head "
+            f"softmax, or both adaptive; got a {model.spec.modality} model of {type(embedding).__name__} and "
             f"{type(head).__name__}"
         )
     at = core.positions

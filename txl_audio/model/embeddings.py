@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from txl_audio.config import Config
@@ -18,25 +18,79 @@ from txl_audio.model.contracts import Embedding
 from txl_audio.tokens import ConfigError, TokenSpec
 
 
+class NgramConfig(Config):
+    """What NgramEmbedding has: the lengths of n-grams, rows of the table of each, width of a row."""
+
+    lengths: tuple[int, ...] = (2, 3, 4)
+    rows: int = Field(default=8191, ge=1)
+    width: int = Field(default=64, ge=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> NgramConfig:
+        if not self.lengths or not all(2 <= n <= 7 for n in self.lengths):
+            raise ValueError(f"lengths are {list(self.lengths)}, expected some of 2 to 7")
+        return self
+
+
+class NgramEmbedding(nn.Module):
+    """A learned vector for the last n symbols, for several n: [..., W] symbols -> [..., D].
+
+    n-grams are numbered exactly and hashed to `rows` by the remainder, so different ones may share a row
+    (hash n-gram embeddings of Pagnoni et al. 2024, arXiv 2412.09871, section 3.2.1).
+    """
+
+    def __init__(self, config: NgramConfig, spec: TokenSpec, *, d_model: int) -> None:
+        super().__init__()
+        # The start symbol, id V, stands for what was before a document. Powers of V + 1 fit 63 bits.
+        self.config, self.base = config, spec.vocab_size + 1
+        if self.base ** max(config.lengths) >= 2**63:
+            raise ConfigError(
+                f"embedding.ngrams of {max(config.lengths)} of {spec.vocab_size} symbols are too many to "
+                "number; use shorter ones"
+            )
+        rows = len(config.lengths) * config.rows
+        self.table = nn.Parameter(torch.empty(rows, config.width).normal_(std=0.02))
+        self.projection = nn.Linear(config.width, d_model, bias=False)
+        nn.init.normal_(self.projection.weight, std=0.02)
+
+    def forward(self, symbols: Tensor) -> Tensor:
+        rows: list[Tensor] = []
+        for index, n in enumerate(self.config.lengths):
+            number = torch.zeros_like(symbols[..., 0])
+            for symbol in symbols[..., symbols.size(-1) - n :].unbind(-1):
+                number = number * self.base + symbol
+            rows.append(number % self.config.rows + index * self.config.rows)
+        return self.projection(F.embedding(torch.stack(rows, dim=-1), self.table).sum(-2))
+
+
 class SymbolEmbeddingConfig(Config):
     """A learned vector per symbol, summed over a frame. `d_embed` narrower than the model is projected."""
 
     kind: Literal["symbols"] = "symbols"
     d_embed: int | None = Field(default=None, ge=1)
+    ngrams: NgramConfig | None = None
 
     def build(self, spec: TokenSpec, d_model: int, levels: Tensor | None) -> SymbolEmbedding:
-        return SymbolEmbedding(spec, d_model=d_model, d_embed=self.d_embed or d_model)
+        if self.ngrams is not None and spec.symbols_per_frame != 1:
+            raise ConfigError(
+                f"embedding.ngrams are of frames of 1 symbol, got {spec.symbols_per_frame}; leave them out"
+            )
+        ngrams = None if self.ngrams is None else NgramEmbedding(self.ngrams, spec, d_model=d_model)
+        return SymbolEmbedding(spec, d_model=d_model, d_embed=self.d_embed or d_model, ngrams=ngrams)
 
 
 class SymbolEmbedding(Embedding):
     """Embeddings times sqrt(D), as in the paper. One table per place in the frame.
 
-    Streams that score their first symbol have one row more, the start symbol.
+    Streams that score their first symbol have one row more, the start symbol. What `ngrams` give is added.
     """
 
-    def __init__(self, spec: TokenSpec, *, d_model: int, d_embed: int) -> None:
+    def __init__(
+        self, spec: TokenSpec, *, d_model: int, d_embed: int, ngrams: NgramEmbedding | None = None
+    ) -> None:
         super().__init__()
-        self.history, self.scale = spec.symbols_per_frame, d_model**0.5
+        self.places, self.scale, self.ngrams = spec.symbols_per_frame, d_model**0.5, ngrams
+        self.history = max([self.places, *(ngrams.config.lengths if ngrams is not None else ())])
         self.rows = spec.vocab_size + int(spec.scores_first)
         self.weight = nn.Parameter(torch.empty(spec.symbols_per_frame * self.rows, d_embed).normal_(std=0.02))
         self.projection = nn.Linear(d_embed, d_model, bias=False) if d_embed != d_model else None
@@ -44,10 +98,12 @@ class SymbolEmbedding(Embedding):
             nn.init.normal_(self.projection.weight, std=0.01)
 
     def forward(self, history: Tensor) -> Tensor:
-        table = torch.arange(self.history, device=history.device) * self.rows
-        x = F.embedding(history + table, self.weight).sum(-2)
+        table = torch.arange(self.places, device=history.device) * self.rows
+        x = F.embedding(history[..., self.history - self.places :] + table, self.weight).sum(-2)
         if self.projection is not None:
             x = self.projection(x)
+        if self.ngrams is not None:
+            x = x + self.ngrams(history)
         return x * self.scale
 
 

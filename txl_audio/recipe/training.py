@@ -67,6 +67,7 @@ def _train(config: RunConfig, device: torch.device, *, resume: bool, overwrite: 
         folder=folder,
         seed=config.seed,
         precision=precision,
+        scoring=config.evaluate.model_copy(update={"dynamic": None}),
     )
     first = runtime.rank() == 0
     # Both draw random numbers, so they come before the random state is restored.
