@@ -1,13 +1,14 @@
 """Trains several configs for the same time and puts their scores in one table.
 
-    python scripts/compare.py out/shakespeare --minutes 10 --threads 1 --parallel 2 \\
-        "paper=configs/text/shakespeare_char.yaml" "vanilla=configs/text/shakespeare_vanilla.yaml" \\
-        "high rate=configs/text/shakespeare_char.yaml train.lr=4e-3"
+    python scripts/compare.py out/ablation --steps 600 --threads 1 --parallel 2 \\
+        "paper=configs/text/enwiki_bytes.yaml" "modern=configs/text/enwiki_bytes_modern.yaml" \\
+        "high rate=configs/text/enwiki_bytes.yaml train.lr=4e-3"
 
-Every variant is NAME=CONFIG, with overrides behind it. The score is that of the whole validation split at
-the end of training, in the run's precision and with its `evaluate` settings. A variant whose run is
-finished is not trained again. What runs side by side shares the machine, so compare only what ran with
-the same --parallel.
+Every variant is NAME=CONFIG, with overrides behind it. The budget is --minutes of the wall clock, or, since
+machines are noisy and their speed drifts, --steps of the first variant: all take turns in one process,
+and each of the others then trains as many steps as cost the same. The score is that of the whole
+validation split at the end of training, in the run's precision and with its `evaluate` settings. A
+variant that was finished with the same config and budget is not trained again.
 """
 
 from __future__ import annotations
@@ -16,12 +17,18 @@ import argparse
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+TURNS, STEPS_OF_A_TURN = 9, 2
 
 
 @dataclass(frozen=True)
@@ -34,52 +41,103 @@ class Variant:
     def parse(cls, text: str) -> Variant:
         name, equals, rest = text.partition("=")
         if not equals or not rest.split():
-            raise SystemExit(f"error: got {text!r}, expected NAME=CONFIG [key=value ...]")
+            raise argparse.ArgumentTypeError(f"got {text!r}, expected NAME=CONFIG [key=value ...]")
         config, *overrides = rest.split()
         return cls(name, config, tuple(overrides))
 
     @property
     def folder(self) -> str:
-        return re.sub(r"[^\w.+-]+", "_", self.name)
+        return re.sub(r"[^\w+-]+", "_", self.name)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(arguments: list[str] | None = None) -> None:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("out", type=Path, help="folder of the runs, table.md and table.json")
     parser.add_argument("variants", nargs="+", type=Variant.parse)
-    parser.add_argument("--minutes", type=float, required=True, help="training time of each")
+    budget = parser.add_mutually_exclusive_group(required=True)
+    budget.add_argument("--minutes", type=float, help="training time of each, by the clock")
+    budget.add_argument("--steps", type=int, help="of the first; as many of the others as cost the same")
     parser.add_argument("--threads", type=int, default=1, help="of each")
     parser.add_argument("--parallel", type=int, default=1, help="how many train side by side")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
+    folders = [variant.folder for variant in given.variants]
+    if len(set(folders)) < len(folders):
+        parser.error(f"the names {[v.name for v in given.variants]} need folders that differ, got {folders}")
+    given.out.mkdir(parents=True, exist_ok=True)
+    if given.minutes is not None:
+        budgets = [f"train.minutes={given.minutes}"] * len(folders)
+    else:
+        costs = step_seconds(given.variants, threads=given.threads)
+        steps = [max(1, round(given.steps * costs[0] / cost)) for cost in costs]
+        budgets = [f"train.minutes=null train.steps={count}" for count in steps]
     with ThreadPoolExecutor(given.parallel) as pool:
-        rows = list(pool.map(lambda variant: measure(variant, given), given.variants))
-    table = markdown(rows)
-    given.out.mkdir(parents=True, exist_ok=True)
+        rows = list(pool.map(lambda pair: measure(*pair, given), zip(given.variants, budgets, strict=True)))
     (given.out / "table.json").write_text(json.dumps(rows, indent=1) + "\n")
-    (given.out / "table.md").write_text(table)
-    print(table, end="")
+    (given.out / "table.md").write_text(markdown(rows))
+    print(markdown(rows), end="")
 
 
-def measure(variant: Variant, given: argparse.Namespace) -> dict[str, Any]:
-    run = given.out / variant.folder
+def step_seconds(variants: list[Variant], *, threads: int) -> list[float]:
+    """Median seconds of a training step of every variant, measured in turns."""
+    import torch
+
+    torch.set_num_threads(threads)
+    steps = [training_step(variant) for variant in variants]
+    for step in steps:
+        step()
+        step()
+    times: list[list[float]] = [[] for _ in steps]
+    for _ in range(TURNS):
+        for step, own in zip(steps, times, strict=True):
+            begun = time.perf_counter()
+            for _ in range(STEPS_OF_A_TURN):
+                step()
+            own.append((time.perf_counter() - begun) / STEPS_OF_A_TURN)
+    return [statistics.median(own) for own in times]
+
+
+def training_step(variant: Variant) -> Callable[[], object]:
+    """A function that does one training step of a variant on its own data."""
+    from txl_audio import recipe, runtime
+    from txl_audio.checkpoint import RunFolder
+    from txl_audio.config import load
+    from txl_audio.data.shards import Shards
+    from txl_audio.lanes import StreamData
+    from txl_audio.train import Trainer
+
+    config = load(recipe.RunConfig, variant.config, [*variant.overrides, "train.steps=1000000"])
+    shards = {name: Shards.open(path) for name, path in config.data_folders.items()}
+    data = {n: StreamData(recipe.SplitDocuments(s, "train"), []) for n, s in shards.items()}
+    device = runtime.device(config.device)
+    model = recipe.new_model(config, {name: s.spec for name, s in shards.items()}).to(device)
+    precision = runtime.choose_precision(config.precision, device)
+    folder = RunFolder(Path(tempfile.gettempdir()) / "never written")
+    return Trainer(model, config.train, data, folder=folder, seed=config.seed, precision=precision).step
+
+
+def measure(variant: Variant, budget: str, given: argparse.Namespace) -> dict[str, Any]:
+    """Trains one variant, unless the same was done before; its row of the table."""
+    run, done = (given.out / (variant.folder + ending) for ending in ("", ".done.json"))
     environment = {**os.environ, "OMP_NUM_THREADS": str(given.threads)}
+    request = {"config": Path(variant.config).read_text(), "overrides": list(variant.overrides)}
+    request["budget"] = f"{given.minutes} minutes, {given.steps} steps, {given.threads} threads"
+    with open(given.out / (variant.folder + ".log"), "a") as log:
 
-    def command(*words: object) -> str:
-        line = [sys.executable, "-m", "txl_audio.cli", *map(str, words)]
-        done = subprocess.run(line, env=environment, text=True, stdout=subprocess.PIPE, stderr=log)
-        if done.returncode:
-            raise SystemExit(f"error: {' '.join(map(str, words))} failed; see {log.name}")
-        return done.stdout
+        def command(*words: object) -> str:
+            line = [sys.executable, "-m", "txl_audio.cli", *map(str, words)]
+            ended = subprocess.run(line, env=environment, text=True, stdout=subprocess.PIPE, stderr=log)
+            if ended.returncode:
+                raise SystemExit(f"error: {' '.join(map(str, words))} failed; see {log.name}")
+            return ended.stdout
 
-    given.out.mkdir(parents=True, exist_ok=True)
-    with open(run.with_suffix(".log"), "a") as log:
-        if not finished(run):
-            minutes = f"train.minutes={given.minutes}"
-            command("train", variant.config, f"out={run}", minutes, *variant.overrides, "--overwrite")
+        if not done.is_file() or json.loads(done.read_text()) != request:
+            done.unlink(missing_ok=True)
+            words = (*variant.overrides, *budget.split(), "--overwrite")
+            command("train", variant.config, f"out={run}", *words)
+            done.write_text(json.dumps(request))
         size = json.loads(command("info", run, "--json"))
-    last = last_record(run)
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     metric = next(name for name in last if name.startswith("bits"))
     return {
         "name": variant.name,
@@ -89,15 +147,6 @@ def measure(variant: Variant, given: argparse.Namespace) -> dict[str, Any]:
         "symbols": last["symbols"],
         "seconds": last["seconds"],
     }
-
-
-def last_record(run: Path) -> dict[str, Any]:
-    return json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
-
-
-def finished(run: Path) -> bool:
-    """Whether a training came to its end, where it scores the whole validation split."""
-    return (run / "metrics.jsonl").is_file() and last_record(run).get("whole_split", False)
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:

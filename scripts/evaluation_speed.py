@@ -11,7 +11,7 @@ Every token is predicted from an attention length of L frames, itself included, 
   in the segment length that is fastest.
 
 Both have random weights, run without gradients in the same precision through the same fused attention
-kernel, and are timed as the best of a few repeats, after one that is not counted. As in the paper the
+kernel, and are timed as the median of a few repeats, after one that is not counted. As in the paper the
 vanilla model computes all pairs of its window and masks those of the future; `halved` is the same model as
 `txl-audio evaluate` runs it, where the kernel leaves that half out.
 """
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -48,15 +49,15 @@ def build(core: CoreConfig) -> SequenceModel:
     return SequenceModel(BYTES, embedding=embedding, core=core.build(), head=head).eval()
 
 
-def best_s(step: Callable[[], None], repeats: int) -> float:
-    """Seconds of the fastest of `repeats`."""
+def median_s(step: Callable[[], None], repeats: int) -> float:
+    """Median seconds of `repeats`, after one that is not counted."""
     step()
     times: list[float] = []
     for _ in range(repeats):
         begun = time.perf_counter()
         step()
         times.append(time.perf_counter() - begun)
-    return min(times)
+    return statistics.median(times)
 
 
 def vanilla_s(
@@ -73,7 +74,7 @@ def vanilla_s(
             hidden, history, _ = model.encode(symbols[:, :-1], model.initial_state(batch))
             model.head.nll(hidden[:, -1:], history[:, -1:], symbols[:, -1:])
 
-    return best_s(step, given.windows) / batch
+    return median_s(step, given.windows) / batch
 
 
 def transformer_xl_s(sizes: dict[str, int], length: int, segment: int, given: argparse.Namespace) -> float:
@@ -90,7 +91,7 @@ def transformer_xl_s(sizes: dict[str, int], length: int, segment: int, given: ar
 
     for _ in range(-(-length // segment)):
         step()
-    return best_s(step, given.segments_timed) / segment
+    return median_s(step, given.segments_timed) / segment
 
 
 @torch.no_grad()
@@ -148,7 +149,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=list(PAPER), help="attention lengths")
     parser.add_argument("--layers", type=int, default=12, help="default: the 12 of enwik8_base")
@@ -162,7 +163,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, default=Path("out/evaluation_speed"), help="folder of results")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
     runtime.keep_freed_memory()

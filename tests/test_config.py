@@ -207,3 +207,10 @@ def test_names_that_a_user_chose_stay_in_messages() -> None:
         parse(Parts, "parts: {mine: {rat: 2}}")
     with pytest.raises(ConfigError, match=r"parts.mine.rate: .* got 'fast'"):
         parse(Parts, "parts: {mine: {rate: fast}}")
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"\x10\xff\x00\x80")
+    with pytest.raises(ConfigError, match="model.safetensors is no text .*; expected a YAML file"):
+        load(Run, path)

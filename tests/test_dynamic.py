@@ -98,6 +98,47 @@ def test_sgd_is_the_rule_of_the_paper() -> None:
     assert segments(model, REPEATED, SGD)[:3] == pytest.approx(expected, rel=1e-6)
 
 
+def test_rms_is_the_rule_of_the_paper() -> None:
+    """Three segments by hand, with a decay so large that the pull of some weights is cut at 1."""
+    config = DynamicConfig(method="rms", lr=2e-3, decay=0.5, collect=100)
+    model = text_model()
+    weights = list(model.parameters())
+    line, state = torch.from_numpy(OTHER).long()[None, :, None], model.initial_state(1)
+    squares = [torch.zeros_like(w) for w in weights]
+    for at in range(0, 100, 4):
+        nats, state = model.nll(line[:, at : at + 4], line[:, at + 1 : at + 5], state)
+        gradients = torch.autograd.grad(nats.mean(), weights, allow_unused=True, materialize_grads=True)
+        squares = [square + gradient**2 for square, gradient in zip(squares, gradients, strict=True)]
+    sizes = [(square / 25).sqrt() for square in squares]
+    mean = torch.cat([size.flatten() for size in sizes]).mean()
+    pulls = [(config.decay * size / mean).clamp(max=1) for size in sizes]
+    cut = torch.cat([(pull == 1).flatten() for pull in pulls])
+    assert 0 < cut.sum() < len(cut)
+
+    expected, state = [], model.initial_state(1)
+    learner = copy.deepcopy(model)
+    line = torch.from_numpy(REPEATED).long()[None, :, None]
+    for at in (0, 4, 8):
+        nats, state = learner.nll(line[:, at : at + 4], line[:, at + 1 : at + 5], state)
+        expected.append(nats.sum().item())
+        own = list(learner.parameters())
+        gradients = torch.autograd.grad(nats.mean(), own, allow_unused=True, materialize_grads=True)
+        with torch.no_grad():
+            for p, home, g, size, pull in zip(own, weights, gradients, sizes, pulls, strict=True):
+                p.copy_(p - config.rate * g / (size + config.epsilon) + pull * (home - p))
+    assert segments(model, REPEATED, config)[:3] == pytest.approx(expected, rel=1e-6)
+    assert segments(model, REPEATED, config.model_copy(update={"decay": 0.0}))[2] != pytest.approx(
+        expected[2], rel=1e-4
+    )
+
+
+@METHODS
+def test_what_runs_away_is_an_error(config: DynamicConfig) -> None:
+    message = r"diverged after 4 symbols; lower evaluate.dynamic.lr, which is 1e\+30"
+    with pytest.raises(ConfigError, match=message):
+        segments(text_model(), REPEATED, config.model_copy(update={"lr": 1e30}))
+
+
 def test_sizes_are_root_mean_squares_over_segments() -> None:
     weight = torch.tensor([1.0, 2.0], requires_grad=True)
     # Mean nats of 2 and 4 symbols with gradients (3, 0) and (4, 1); the third segment is not needed.

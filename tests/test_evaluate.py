@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,14 @@ import torch
 
 from tests.tiny import NUMBERED, STREAMS, TEXT, text_model, wave_model
 from txl_audio.dynamic import DynamicConfig
-from txl_audio.evaluate import EvaluateConfig, Totals, evaluate, score_document, score_tokens
+from txl_audio.evaluate import (
+    EvaluateConfig,
+    Totals,
+    evaluate,
+    score_document,
+    score_tokens,
+    window_begins,
+)
 from txl_audio.model.positions import RelativeConfig
 from txl_audio.model.sequence import SequenceModel
 from txl_audio.tokens import ConfigError, DataError
@@ -190,6 +198,55 @@ def test_sliding_windows_over_frames_keep_the_symbols_before(stream: str) -> Non
     assert windows.count == whole.count and windows.nats == pytest.approx(whole.nats, rel=1e-6)
 
 
+@pytest.mark.parametrize("stride", [1, 3])
+@pytest.mark.parametrize("stream", [*STREAMS, "text"])
+def test_scores_of_single_documents_and_streams_heed_the_stride(stream: str, stride: int) -> None:
+    model = make(stream, mem_len=0, window="segment")
+    documents = documents_for(model, (66, 3, 1))
+    settings = EvaluateConfig(stride=stride)
+    scores = [score_document(model, document, settings) for document in documents]
+    assert [len(s) for s in scores] == ([65, 2, 0] if stream == "text" else [66, 3, 1])
+    totals = evaluate(model, documents, settings)
+    assert sum(s.double().sum().item() for s in scores) == pytest.approx(totals.nats, rel=1e-6)
+    if stream == "text":
+        assert totals.nats != pytest.approx(evaluate(model, documents).nats, rel=1e-4)
+        tokens = torch.from_numpy(np.stack([documents[0], documents[0][::-1]], axis=1))
+        nats = score_tokens(model, tokens, settings)
+        assert nats.shape == (65, 2)
+        torch.testing.assert_close(nats[:, 0], scores[0])
+
+
+def test_a_score_does_not_learn() -> None:
+    model, dynamic = text_model(), EvaluateConfig(dynamic=DynamicConfig(method="sgd"))
+    with pytest.raises(ConfigError, match="scored without learning; leave dynamic out"):
+        score_document(model, np.array([1, 2, 3]), dynamic)
+    with pytest.raises(ConfigError, match="scored without learning; leave dynamic out"):
+        score_tokens(model, torch.zeros(4, 2, dtype=torch.int64), dynamic)
+
+
+def test_lanes_by_default() -> None:
+    text, wave = TEXT, wave_model().spec
+    dynamic = DynamicConfig()
+    for config, expected in (
+        (EvaluateConfig(), (1, 8)),
+        (EvaluateConfig(dynamic=dynamic), (1, 1)),
+        (EvaluateConfig(stride=1), (16, 16)),
+        (EvaluateConfig(lanes=3, stride=1), (3, 3)),
+        (EvaluateConfig(lanes=3, dynamic=dynamic), (3, 3)),
+    ):
+        assert (config.lanes_of(text), config.lanes_of(wave)) == expected
+
+
+def test_windows_are_cut_as_they_are_needed() -> None:
+    assert [b.tolist() for b in window_begins(12, 4, stride=3, lanes=2)] == [[0], [3, 6], [8]]
+    assert [b.tolist() for b in window_begins(10, 4, stride=3, lanes=9)] == [[0], [3, 6]]
+    assert [b.tolist() for b in window_begins(4, 4, stride=1, lanes=2)] == [[0]]
+    assert list(window_begins(0, 0, stride=1, lanes=2)) == []
+    # Of a long text no table is made of all windows.
+    first, second = islice(window_begins(10**13, 512, stride=1, lanes=16), 2)
+    assert first.tolist() == [0] and second.tolist() == list(range(1, 17))
+
+
 def test_settings_of_its_own_equal_a_model_built_with_them() -> None:
     changes = {"mem_len": 9, "segment_len": 7, "window": "same_length"}
     model = text_model()
@@ -227,6 +284,8 @@ def test_settings_that_cannot_be_used() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             evaluate(model, documents, config)
+    with pytest.raises(ConfigError, match="stride scores windows without memory, so none can be warm"):
+        evaluate(text_model(**NUMBERED["alrfou"]), documents, EvaluateConfig(stride=1), warm=True)
     with pytest.raises(ValueError, match="two ways to evaluate"):
         EvaluateConfig(stride=1, dynamic=DynamicConfig())
 

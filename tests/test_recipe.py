@@ -68,6 +68,38 @@ def test_parts_that_do_not_fit_the_stream(text: str, old: str, new: str, message
         model.build({SINGLE: TEXT_SPEC if text is TEXT else MuLawCodec().spec})
 
 
+JOINT = "model: {core: {n_layer: 1, d_model: 4, n_head: 1, d_head: 4, d_ff: 4, mem_len: 4, segment_len: 4}}"
+
+
+@pytest.mark.parametrize("name", ["a", "speech", "text_2"])
+def test_names_of_streams(name: str) -> None:
+    part = "{embedding: {kind: symbols}, head: {kind: softmax}}"
+    config = parse(recipe.RunConfig, f"name: x\n{JOINT}", [f"model.streams.{name}={part}"])
+    model = config.model.build({name: TEXT_SPEC})
+    assert list(model.streams) == [name]
+
+
+@pytest.mark.parametrize("name", ["Text", "2nd", "my-text", "_text", "type", "keys", "training"])
+def test_names_that_a_stream_cannot_have(name: str) -> None:
+    part = "{embedding: {kind: symbols}, head: {kind: softmax}}"
+    with pytest.raises(ConfigError, match=f"model.streams: a stream is called '{name}'"):
+        parse(recipe.RunConfig, f"name: x\n{JOINT}", [f"model.streams.{name}={part}"])
+
+
+@pytest.mark.parametrize("setting", ["vocab_size=11", "symbols_per_frame=4"])
+def test_settings_of_one_stream_beside_several(setting: str) -> None:
+    part = "model.streams.text={embedding: {kind: symbols}, head: {kind: softmax}}"
+    with pytest.raises(ConfigError, match="model: vocab_size and symbols_per_frame are of one stream"):
+        parse(recipe.RunConfig, f"name: x\n{JOINT}", [part, f"model.{setting}"])
+
+
+def test_names_of_the_bits_figure() -> None:
+    names = [replace(TEXT_SPEC, name=name) for name in ("bytes", "characters", "words", "ids")]
+    specs = [MuLawCodec().spec, replace(MuLawCodec().spec, modality="codes"), *names]
+    units = ["sample", "code", "byte", "character", "word", "symbol"]
+    assert [recipe.bits_name(spec) for spec in specs] == [f"bits_per_{unit}" for unit in units]
+
+
 def test_a_codec_that_is_not_known() -> None:
     spec = MuLawCodec().spec
     fields: dict[str, Any] = {**spec.to_json(), "settings_hash": "another"}

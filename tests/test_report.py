@@ -73,6 +73,18 @@ def test_a_record_of_validation_says_whether_it_is_whole(
     ]
 
 
+def test_a_validation_names_the_form_of_the_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = {SINGLE: StreamFacts("bits_per_byte", 1.0, "newlines drop")}
+    with Reporter(tmp_path, streams=facts, machine_flops=1.0) as report:
+        report.train(SINGLE, at(1), Totals(LN2, 1), {})
+        report.validation(SINGLE, at(1), Totals(LN2, 1), whole=True)
+        report.validation(SINGLE, at(2), Totals(LN2, 1), whole=False)
+    assert [r.get("form") for r in records(tmp_path)] == [None, "newlines drop", "newlines drop"]
+    said = capsys.readouterr().err.splitlines()
+    assert said[1].endswith("validation 1.0000 bits per byte (newlines drop)")
+    assert said[2].endswith("bits per byte (newlines drop, first 1 symbols)")
+
+
 def test_a_log_file_gets_lines_instead_of_a_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train_steps(tmp_path, range(1, 3), bits=3.0)
     printed, said = capsys.readouterr()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.tiny import joint_model, wave_model
+from tests.tiny import core_config, joint_model, text_model, wave_model
 from txl_audio import runtime
 from txl_audio.checkpoint import RunFolder
 from txl_audio.data.stream import TokenStream
-from txl_audio.evaluate import evaluate
+from txl_audio.evaluate import EvaluateConfig, evaluate
 from txl_audio.lanes import StreamData, StreamTrainConfig
 from txl_audio.model.sequence import SINGLE, SequenceModel
 from txl_audio.report import Reporter, StreamFacts
-from txl_audio.tokens import CheckpointError, ConfigError, DataError
-from txl_audio.train import DivergedError, TrainConfig, Trainer
+from txl_audio.tokens import CheckpointError, ConfigError, DataError, SpecError
+from txl_audio.train import PLAIN, DivergedError, TrainConfig, Trainer
 
 
 def documents(seed: int = 0) -> list[np.ndarray]:
@@ -50,7 +51,13 @@ def trainer(path: Path, settings: TrainConfig | None = None, *, seed: int = 0, *
 
 
 def new_trainer(
-    path: Path, model: SequenceModel, settings: TrainConfig | None = None, *, seed: int = 0, **data: Any
+    path: Path,
+    model: SequenceModel,
+    settings: TrainConfig | None = None,
+    *,
+    seed: int = 0,
+    scoring: EvaluateConfig = PLAIN,
+    **data: Any,
 ) -> Trainer:
     values = {"train": documents(), "valid": documents(1)[:2], **data}
     return Trainer(
@@ -60,6 +67,7 @@ def new_trainer(
         folder=RunFolder(path),
         seed=seed,
         precision="float32",
+        scoring=scoring,
     )
 
 
@@ -321,6 +329,28 @@ def test_resuming_with_other_data_is_refused(tmp_path: Path) -> None:
     trainer(tmp_path, data_id="these").resume()
 
 
+def test_resuming_what_another_version_saved_is_refused(tmp_path: Path) -> None:
+    t = trainer(tmp_path)
+    t.step()
+    t.save()
+    state, record = tmp_path / "state" / "state.json", tmp_path / "model.json"
+    values = json.loads(state.read_text())
+    del values["optimiser"]  # version 1 had none
+    state.write_text(json.dumps(values))
+    record.write_text(json.dumps({**json.loads(record.read_text()), "version": 1}))
+    with pytest.raises(CheckpointError, match="model.json has version 1, expected 2"):
+        trainer(tmp_path).resume()
+
+
+def test_resuming_with_other_symbols_is_refused(tmp_path: Path) -> None:
+    t = trainer(tmp_path)
+    t.step()
+    t.save()
+    texts = [np.random.default_rng(0).integers(0, 11, 90)]
+    with pytest.raises(SpecError, match="the data and the run .* hold different symbols"):
+        new_trainer(tmp_path, text_model(), train=texts, valid=texts).resume()
+
+
 def test_resuming_another_model_is_refused(tmp_path: Path) -> None:
     t = trainer(tmp_path)
     t.step()
@@ -375,6 +405,74 @@ def test_signals_stop_between_steps_and_save(number: int, tmp_path: Path) -> Non
     assert not any(record["kind"] == "validation" for record in records(tmp_path))
 
 
+def test_ctrl_c_ends_the_last_validation_and_a_resume_makes_up_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+        raise AssertionError("it went on")
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+    try:
+        t = trainer(tmp_path, config(steps=2))
+        with monkeypatch.context() as patch, reporter(tmp_path) as report:
+            patch.setattr("txl_audio.train.evaluate", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                t.run(report)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    again = trainer(tmp_path, config(steps=2))
+    again.resume()
+    assert again.at.step == 2
+    with reporter(tmp_path, resumed_at=2) as report:
+        assert again.run(report)
+    assert [r["step"] for r in records(tmp_path) if r["kind"] == "validation"] == [2]
+
+
+def test_a_signal_in_the_last_step_leaves_the_last_validation_to_a_resume(tmp_path: Path) -> None:
+    t = trainer(tmp_path, config(steps=2))
+    save = t.save
+
+    def stopped() -> None:
+        save()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    t.save = stopped
+    with reporter(tmp_path) as report:
+        assert not t.run(report)
+    assert t.at.step == 2 and not any(r["kind"] == "validation" for r in records(tmp_path))
+
+
+# How the end is scored.
+
+
+def test_the_end_is_scored_as_the_config_says(tmp_path: Path) -> None:
+    scoring = EvaluateConfig(mem_len=9, segment_len=3, window="same_length", lanes=2)
+    t = trainer(tmp_path, config(steps=4, validate_every=2), scoring=scoring)
+    with reporter(tmp_path) as report:
+        assert t.run(report)
+    on_the_way, last = (r for r in records(tmp_path) if r["kind"] == "validation")
+    valid = t.streams[SINGLE].data.valid
+    assert last["bits_per_sample"] == evaluate(t.best_model, valid, scoring).bits
+    assert last["bits_per_sample"] != evaluate(t.best_model, valid).bits
+    assert last["whole_split"] and not on_the_way["whole_split"]
+
+
+@pytest.mark.parametrize(
+    ("scoring", "message"),
+    [
+        (EvaluateConfig(stride=1), "stride is for models without memory"),
+        (EvaluateConfig(window="same_length", mem_len=0), "would show none"),
+    ],
+)
+def test_what_the_end_could_not_score_is_refused_at_once(
+    scoring: EvaluateConfig, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        trainer(tmp_path, scoring=scoring)
+
+
 def test_bfloat16_trains(tmp_path: Path) -> None:
     t = trainer(tmp_path)
     t.precision = "bfloat16"
@@ -407,6 +505,20 @@ def test_streams_take_turns_by_weight(tmp_path: Path) -> None:
     batch = next(t.streams["text"].batches)
     assert batch.inputs.shape == (2, 5, 1)
     assert t.streams["speech"].config.segment_len == 4
+
+
+def test_errors_name_the_setting_of_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = config(segment_len=None, lanes=4, streams={"text": StreamTrainConfig(lanes=3, segment_len=5)})
+    with pytest.raises(
+        ConfigError, match=r"^train.streams.text.segment_len 5 differs from core.segment_len 4"
+    ):
+        own.of_stream("text", core_config(window="segment"))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"^train.streams.text.lanes is 3, which 2 processes"):
+        joint_trainer(tmp_path, own)
+    shared = config(segment_len=None, lanes=3, streams={"text": StreamTrainConfig(weight=2.0)})
+    with pytest.raises(ConfigError, match=r"^train.lanes is 3, which 2 processes"):
+        joint_trainer(tmp_path, shared)
 
 
 def test_m14_of_several_streams(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@
     vocabulary*.json    of text streams
     state/              everything a resume needs: raw weights, optimiser, lanes, memory, random state
     metrics.jsonl       one record per line
-    samples/            audio and plots made while training
+    samples/            sound with its picture, or text, made while training; of several streams by name
     events.*            TensorBoard
 
 Everything is written beside its place, synced, then renamed, so that a reader or a crash sees the old

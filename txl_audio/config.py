@@ -45,7 +45,11 @@ def load(cls: type[C], path: str | Path, overrides: Sequence[str] = ()) -> C:
         raise ConfigError(
             f"no config file at {path}; expected a YAML file such as configs/audio/quickstart.yaml"
         )
-    return parse(cls, path.read_text(encoding="utf-8"), overrides, origin=str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no text ({error.reason}); expected a YAML file in UTF-8") from error
+    return parse(cls, text, overrides, origin=str(path))
 
 
 def parse(cls: type[C], text: str, overrides: Sequence[str] = (), *, origin: str = "config") -> C:

@@ -6,6 +6,7 @@ Sources: Krause et al. 2018 (arXiv 1709.07432), and 2019 for Transformer-XL (arX
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
@@ -29,7 +30,8 @@ class DynamicConfig(Config):
     with s the root mean square of the gradients of training segments: `collect` symbols of them, cut as
     the scored ones. By default lr is 3e-4 for rms and 0.03 for sgd, of the size that the papers' code has
     for segments of about 64 symbols; decay and epsilon are the paper's. All of them are worth choosing on
-    the validation split.
+    the validation split. The papers learn from one stream in order, so that a segment profits from the one
+    before it: lanes are 1 unless they are given together with `dynamic`, not those of a run's other scores.
     """
 
     method: Literal["sgd", "rms"] = "rms"
@@ -56,7 +58,8 @@ def dynamic_scores(
     """(sum of nats, count) of every batch, each scored before it is learned from.
 
     The learning happens in a copy: `model` is not changed. `train` gives the segments whose gradients
-    method rms measures, cut as those of `stream`. Raises ConfigError for rms without them.
+    method rms measures, cut as those of `stream`. Raises ConfigError for rms without them, and where the
+    weights run away.
     """
     learner = copy.deepcopy(model)
     weights = [p for p in learner.parameters() if p.requires_grad]
@@ -71,8 +74,16 @@ def dynamic_scores(
         losses = _losses(learner, train, lanes=lanes, precision=precision)
         sizes = gradient_sizes(losses, weights, symbols=config.collect)
         mean = sum(s.double().sum().item() for s in sizes) / sum(s.numel() for s in sizes)
+    scored = 0
     for loss, count in _losses(learner, stream, lanes=lanes, precision=precision):
-        yield loss.item(), count
+        nats = loss.item()
+        if not math.isfinite(nats):
+            raise ConfigError(
+                f"dynamic evaluation diverged after {scored:,} symbols; lower evaluate.dynamic.lr, which is "
+                f"{config.rate}"
+            )
+        yield nats, count
+        scored += count
         for i, gradient in enumerate(_gradients(loss, count, weights)):
             step, pull = config.rate * gradient, config.decay
             if sizes is not None:

@@ -29,7 +29,9 @@ LONG_SEGMENT = 256
 class EvaluateConfig(Config):
     """How a model is scored. What is left out stays as it was trained.
 
-    lanes: documents side by side; by default 8 for audio and 1 for text, which is then read in order.
+    lanes: documents side by side; by default 8 for audio and 1 for text, which is then read in order. With
+    N lanes a text is cut into N pieces, each of which begins without what stands before it. Dynamic
+    evaluation has 1 lane by default, and a stride, where lanes are windows side by side, 16.
     segment_len, mem_len, window, clamp_len: of the core, see CoreConfig and RelativeConfig. Where the
     result does not depend on segments (windows sliding and same_length), they are by default long, except
     in dynamic evaluation, which learns after each.
@@ -53,7 +55,11 @@ class EvaluateConfig(Config):
         return self
 
     def lanes_of(self, spec: TokenSpec) -> int:
-        return self.lanes or (1 if spec.modality == "text" else 8)
+        if self.lanes is not None:
+            return self.lanes
+        if self.stride is not None:
+            return 16
+        return 1 if self.dynamic is not None or spec.modality == "text" else 8
 
     def view(self, model: SequenceModel) -> SequenceModel:
         """The model as it is scored, with the same weights. Raises ConfigError for what it cannot do."""
@@ -92,11 +98,6 @@ class Totals:
         """Bits per symbol."""
         return self.nats / max(1, self.count) / math.log(2)
 
-    @property
-    def perplexity(self) -> float:
-        """e to the nats per symbol."""
-        return math.exp(self.nats / max(1, self.count))
-
 
 def evaluate(
     model: SequenceModel,
@@ -116,7 +117,7 @@ def evaluate(
     segment). Warm: memory runs on from document to document within a lane.
     `train` is what dynamic evaluation with rms measures gradients on. `limit` stops after about so many
     symbols. `progress` gets the number of symbols scored. Raises ConfigError for settings that the model
-    does not have.
+    does not have, for a stride with `warm`, and where dynamic evaluation diverges.
     """
     config = config or EvaluateConfig()
     with _evaluating(model):
@@ -155,6 +156,8 @@ def _scores(
 ) -> Scores:
     """By the way of evaluation that `config` asks for."""
     viewed, lanes = config.view(model), config.lanes_of(model.spec)
+    if warm and config.stride is not None:
+        raise ConfigError("stride scores windows without memory, so none can be warm; leave one of them out")
 
     def stream(of: Documents) -> TokenStream:
         length = viewed.core.config.segment_len
@@ -184,37 +187,69 @@ def _segment_scores(
         yield _totals(nats, batch.targets)
 
 
-@torch.no_grad()
 def _window_scores(
     model: SequenceModel, documents: Documents, *, stride: int, lanes: int, precision: runtime.Precision
 ) -> Scores:
-    """Windows as lanes; the first of a document scores all its frames, the others what is new in them."""
-    device, length = next(model.parameters()).device, model.core.config.segment_len
-    places = model.spec.symbols_per_frame
-    kept = model.history - places
     for index in range(len(documents)):
-        frames = document_frames(documents[index], model.spec)
-        inputs, targets = (torch.from_numpy(f.astype(np.int64)) for f in frames)
-        # Symbols before every frame: what heads and embeddings see beyond the frame itself.
-        before = torch.cat([torch.full((kept,), model.spec.start_symbol), inputs.flatten()])
-        total = len(inputs)
-        size = min(length, total)
-        begins = torch.cat([torch.arange(0, total - size, stride), torch.tensor([total - size])])
-        # The first one alone, because it scores all its frames.
-        batches = [begins[:1], *begins[1:].split(lanes)] if total else []
-        for begin in (batch for batch in batches if len(batch)):
-            at = begin[:, None] + torch.arange(size)
-            wanted = targets[at]
-            # The last window of a document may move on by less than the others.
-            already = torch.where(begin == 0, 0, (begin - 1) // stride * stride + size)
-            wanted[at < already[:, None]] = IGNORE
-            new = size if begin[0] == 0 else min(stride, size)
-            recent = before[begin[:, None] * places + torch.arange(kept)].to(device)
-            state = SequenceState(model.core.first_memory(len(begin)), recent)
-            with runtime.autocast(device, precision):
-                hidden, history, _ = model.encode(inputs[at].to(device), state)
-                nats = model.head.nll(hidden[:, -new:], history[:, -new:], wanted[:, -new:].to(device))
+        inputs, targets = _frames(documents[index], model.spec)
+        for nats, wanted in window_nats(
+            model, inputs, targets, stride=stride, lanes=lanes, precision=precision
+        ):
             yield _totals(nats, wanted)
+
+
+@torch.no_grad()
+def window_nats(
+    model: SequenceModel,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    stride: int,
+    lanes: int,
+    precision: runtime.Precision = "float32",
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Windows of one document, inputs and targets [T, K], as lanes.
+
+    Yields (nats, targets) [B, new, K] of what is new in every window: where the target is not IGNORE, the
+    nats are those of all targets of the document, in order.
+    """
+    device, total, places = next(model.parameters()).device, len(inputs), model.spec.symbols_per_frame
+    size, kept = min(model.core.config.segment_len, total), model.history - places
+    # Symbols before every frame: what heads and embeddings see beyond the frame itself.
+    before = torch.cat([torch.full((kept,), model.spec.start_symbol), inputs.flatten()])
+    for begin in window_begins(total, size, stride=stride, lanes=lanes):
+        new = size if begin[0] == 0 else min(stride, size)
+        at = begin[:, None] + torch.arange(size)
+        wanted = targets[at[:, -new:]]
+        # The last window of a document may move on by less than the others.
+        already = torch.where(begin == 0, 0, (begin - 1) // stride * stride + size)
+        wanted[at[:, -new:] < already[:, None]] = IGNORE
+        recent = before[begin[:, None] * places + torch.arange(kept)].to(device)
+        state = SequenceState(model.core.first_memory(len(begin)), recent)
+        with runtime.autocast(device, precision):
+            hidden, history, _ = model.encode(inputs[at].to(device), state)
+            nats = model.head.nll(hidden[:, -new:], history[:, -new:], wanted.to(device))
+        yield nats.cpu(), wanted
+
+
+def window_begins(frames: int, size: int, *, stride: int, lanes: int) -> Iterator[Tensor]:
+    """Where windows of `size` frames begin, up to `lanes` at a time, so that the last ends with the frames.
+
+    The first window comes alone: it scores all its frames, the others only what is new in them.
+    """
+    if frames == 0:
+        return
+    last = frames - size
+    windows = 1 + -(-last // stride)
+    yield torch.tensor([0])
+    for first in range(1, windows, lanes):
+        yield (torch.arange(first, min(first + lanes, windows)) * stride).clamp(max=last)
+
+
+def _frames(symbols: np.ndarray, spec: TokenSpec) -> tuple[Tensor, Tensor]:
+    """Inputs and targets [T, K] of one document."""
+    inputs, targets = (torch.from_numpy(f.astype(np.int64)) for f in document_frames(symbols, spec))
+    return inputs, targets
 
 
 def _totals(nats: Tensor, targets: Tensor) -> tuple[float, int]:
@@ -224,19 +259,19 @@ def _totals(nats: Tensor, targets: Tensor) -> tuple[float, int]:
 def score_document(model: SequenceModel, symbols: np.ndarray, config: EvaluateConfig | None = None) -> Tensor:
     """Nats of every scored symbol of one document [N], float32: [N], or [N - 1] for text.
 
-    Of text the first symbol is only context, so a text of one symbol has no score.
+    Of text the first symbol is only context, so a text of one symbol has no score. Raises ConfigError for
+    settings that the model does not have, and for dynamic ones.
     """
-    frames_in, frames_out = document_frames(symbols, model.spec)
-    inputs, targets = (torch.from_numpy(f.astype(np.int64))[None] for f in (frames_in, frames_out))
-    nats = _score(model, inputs, targets, config)
-    return nats.flatten()[targets.flatten() >= 0]
+    inputs, targets = _frames(symbols, model.spec)
+    nats = _score(model, inputs[None], targets[None], config)
+    return nats.flatten()[targets.flatten() != IGNORE]
 
 
 def score_tokens(model: SequenceModel, tokens: Tensor, config: EvaluateConfig | None = None) -> Tensor:
     """tokens [N + 1, B] of B parallel text streams -> nats [N, B] of tokens 1..N, float32.
 
     Memory is carried from the first one on. Raises DataError for frames of several symbols, other
-    shapes, or tokens outside the vocabulary.
+    shapes, or tokens outside the vocabulary; ConfigError as `score_document`.
     """
     if model.spec.symbols_per_frame != 1 or tokens.dim() != 2 or tokens.size(0) < 2:
         raise DataError(
@@ -252,8 +287,13 @@ def score_tokens(model: SequenceModel, tokens: Tensor, config: EvaluateConfig | 
 @torch.no_grad()
 def _score(model: SequenceModel, inputs: Tensor, targets: Tensor, config: EvaluateConfig | None) -> Tensor:
     """inputs, targets [B, T, K] of whole streams -> nats [B, T, K]."""
+    config = config or EvaluateConfig()
+    if config.dynamic is not None:
+        raise ConfigError("single files and token streams are scored without learning; leave dynamic out")
     with _evaluating(model):
-        viewed = (config or EvaluateConfig()).view(model)
+        viewed = config.view(model)
+        if config.stride is not None:
+            return _score_windows(viewed, inputs, targets, config.stride, config.lanes_of(model.spec))
         device, length = next(model.parameters()).device, viewed.core.config.segment_len
         state, nats = viewed.projected(viewed.initial_state(inputs.size(0))), []
         for at in range(0, inputs.size(1), length):
@@ -261,3 +301,14 @@ def _score(model: SequenceModel, inputs: Tensor, targets: Tensor, config: Evalua
             out, state = viewed.nll(inputs[:, part].to(device), targets[:, part].to(device), state)
             nats.append(out.cpu())
     return torch.cat(nats, dim=1) if nats else torch.zeros(targets.shape)
+
+
+def _score_windows(model: SequenceModel, inputs: Tensor, targets: Tensor, stride: int, lanes: int) -> Tensor:
+    """As `_score`, every stream by itself in windows."""
+    nats = torch.zeros(targets.shape)
+    for stream in range(inputs.size(0)):
+        windows = window_nats(model, inputs[stream], targets[stream], stride=stride, lanes=lanes)
+        scored = [found[wanted != IGNORE] for found, wanted in windows]
+        if scored:
+            nats[stream][targets[stream] != IGNORE] = torch.cat(scored)
+    return nats

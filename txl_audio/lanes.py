@@ -40,13 +40,22 @@ class StreamData:
 
 
 class StreamTraining:
-    """Where the training of one stream stands: its lanes, their memory, its totals since the last record."""
+    """Where the training of one stream stands: its lanes, their memory, its totals since the last record.
+
+    `lanes_setting` is the key that lanes are set by. Raises ConfigError where they cannot be shared.
+    """
 
     def __init__(
-        self, model: SequenceModel, config: StreamTrainConfig, data: StreamData, *, seed: int
+        self,
+        model: SequenceModel,
+        config: StreamTrainConfig,
+        data: StreamData,
+        *,
+        seed: int,
+        lanes_setting: str,
     ) -> None:
         assert config.lanes is not None and config.segment_len is not None
-        self.own = parallel.own_lanes(config.lanes, setting="train.lanes")
+        self.own = parallel.own_lanes(config.lanes, setting=lanes_setting)
         self.model, self.config, self.data = model, config, data
         self.batches = TokenStream(
             data.train,

@@ -6,7 +6,7 @@ depend on how many ranks share them. Alone, all of this is nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
@@ -25,11 +25,18 @@ PATIENCE = timedelta(hours=2)
 
 @contextmanager
 def joined(device: torch.device) -> Iterator[None]:
-    """Joins the processes that `torchrun` started, and leaves them at the end."""
+    """Joins the processes that `torchrun` started, and leaves them at the end.
+
+    A GPU becomes the current one: what is said to `cuda` without a number, by NCCL and by random
+    states too, is said to it.
+    """
+    gpu = device if device.type == "cuda" else None
+    if gpu is not None:
+        torch.cuda.set_device(gpu)
     if world_size() == 1:
         yield
         return
-    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    distributed.init_process_group("gloo" if gpu is None else "nccl", timeout=PATIENCE, device_id=gpu)
     try:
         yield
     finally:
@@ -85,6 +92,32 @@ def sum_gradients(model: nn.Module) -> None:
     distributed.all_reduce(flat)
     for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
         gradient.copy_(part.view_as(gradient))
+
+
+def draws(device: torch.device) -> dict[str, Tensor]:
+    """Random states of all ranks, [ranks, n]: `draws` of the CPU and, in use, `draws.cuda` of the GPU.
+
+    For `continue_draws`. Every rank has to ask.
+    """
+    own = {"draws": torch.get_rng_state()}
+    if device.type == "cuda":
+        own["draws.cuda"] = torch.cuda.get_rng_state(device)
+    return {name: gathered(state[None].to(device)) for name, state in own.items()}
+
+
+def continue_draws(saved: Mapping[str, Tensor], *, seed: int) -> None:
+    """Gives every rank but the first, which has all of `runtime.rng_state`, its own state back.
+
+    A rank that was not there is seeded from `seed`: it would else drop the same units as the first.
+    """
+    own = rank()
+    if own >= len(saved["draws"]):
+        torch.manual_seed(seed + own)
+    elif own > 0:
+        # Copies: PyTorch crashes on a state that does not begin its storage.
+        torch.set_rng_state(saved["draws"][own].cpu().clone())
+        if "draws.cuda" in saved and torch.cuda.is_available():
+            torch.cuda.set_rng_state(saved["draws.cuda"][own].cpu().clone())
 
 
 def share_weights(model: nn.Module) -> None:

@@ -23,11 +23,13 @@ class StreamFacts:
     """What is said of one stream.
 
     unit: name of the bits figure, such as `bits_per_sample`; flops_per_symbol: arithmetic of a training
-    step per symbol, forward and backward.
+    step per symbol, forward and backward; form: of a text that can be had in several, such as `newlines
+    drop`, named with every validation.
     """
 
     unit: str
     flops_per_symbol: float
+    form: str = ""
 
 
 class Silence:
@@ -127,8 +129,9 @@ class Reporter:
     def validation(self, stream: str, at: Mapping[str, Any], totals: Totals, *, whole: bool) -> None:
         values = {self.streams[stream].unit: totals.bits, "count": totals.count, "whole_split": whole}
         self._record("validation", stream, at, values)
-        part = "" if whole else f" (first {totals.count:,} symbols)"
-        self._line("validation", stream, at, totals, part)
+        notes = [self.streams[stream].form] if self.streams[stream].form else []
+        notes += [] if whole else [f"first {totals.count:,} symbols"]
+        self._line("validation", stream, at, totals, f" ({', '.join(notes)})" if notes else "")
 
     def _line(self, kind: str, stream: str, at: Mapping[str, Any], totals: Totals, note: str) -> None:
         unit = self.streams[stream].unit
@@ -138,6 +141,8 @@ class Reporter:
     def _record(self, kind: str, stream: str, at: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         several = len(self.streams) > 1
         name = {"stream": stream} if several else {}
+        form = self.streams[stream].form
+        name |= {"form": form} if form and kind == "validation" else {}
         self.metrics.write(json.dumps({"kind": kind, **name, **at, **values}) + "\n")
         self.metrics.flush()
         for key, value in values.items():

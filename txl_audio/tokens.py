@@ -112,10 +112,13 @@ class TokenSpec:
         different = [f.name for f in fields(self) if mine[f.name] != theirs[f.name]]
         if different:
             what = ", ".join(f"{n}: {mine[n]!r} != {theirs[n]!r}" for n in different)
-            raise SpecError(
-                f"{here} and {there} hold different symbols ({what}); prepare the data again with "
-                "the model's codec, or use a model trained on this data"
+            advice = (
+                "prepare the data again with the model's codec, or use a model trained on this data"
+                if self.modality != other.modality or UNNAMED not in (self.name, other.name)
+                else "the model was imported without a vocabulary: prepare the text as its authors did, put "
+                "the vocabulary.json of that folder beside the model's config.json and import it again"
             )
+            raise SpecError(f"{here} and {there} hold different symbols ({what}); {advice}")
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -137,9 +140,13 @@ def settings_hash(settings: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
+UNNAMED = "ids"
+"""Name of text symbols of which only the number is known."""
+
+
 def unnamed_text_spec(vocab_size: int) -> TokenSpec:
     """Text symbols of which only the number is known."""
-    return TokenSpec("text", vocab_size, 1, 0.0, 0, "ids", settings_hash({"size": vocab_size}))
+    return TokenSpec("text", vocab_size, 1, 0.0, 0, UNNAMED, settings_hash({"size": vocab_size}))
 
 
 class StreamDecoder(Protocol):

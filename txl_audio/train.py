@@ -41,6 +41,7 @@ class TrainConfig(OptimConfig):
     auxiliary: every layer predicts the targets too, layer l of n until l / 2n of the budget is used
     up (Al-Rfou et al. 2018, section 2.1). Figures are of the last layer alone.
     validate_symbols: how much of the validation split is scored on the way; the end scores all.
+    sample_every: a sample of `sample_seconds` of sound, or of some text, now and at the end; None: never.
     streams: with several streams over one core, how often each is trained on and in what batches.
     """
 
@@ -60,14 +61,20 @@ class TrainConfig(OptimConfig):
     sample_seconds: float = Field(default=2.0, gt=0)
     streams: dict[str, StreamTrainConfig] = Field(default_factory=dict)
 
+    def setting(self, name: str, key: str) -> str:
+        """The dotted key that `key` of stream `name` has its value from."""
+        own = self.streams.get(name)
+        return f"train.{key}" if own is None or getattr(own, key) is None else f"train.streams.{name}.{key}"
+
     def of_stream(self, name: str, core: CoreConfig) -> StreamTrainConfig:
         """What stream `name` is trained with; raises ConfigError where the core does not allow it."""
         own = self.streams.get(name, StreamTrainConfig())
         segment_len = own.segment_len or self.segment_len or core.segment_len
         if core.window == "segment" and segment_len != core.segment_len:
+            setting = self.setting(name, "segment_len")
             raise ConfigError(
-                f"train.segment_len {segment_len} differs from core.segment_len {core.segment_len}, "
-                "and with window segment the result depends on it; leave train.segment_len out"
+                f"{setting} {segment_len} differs from core.segment_len {core.segment_len}, and with window "
+                f"segment the result depends on it; leave {setting} out"
             )
         return StreamTrainConfig(weight=own.weight, lanes=own.lanes or self.lanes, segment_len=segment_len)
 
@@ -92,6 +99,9 @@ class Trainer:
 
     Attributes:
         samplers: by stream, called as `sample(model, step=...)` to make and file a sample.
+
+    Raises ConfigError, before any training, for settings that the model cannot have, those of `scoring`
+    among them.
     """
 
     def __init__(
@@ -112,9 +122,17 @@ class Trainer:
         self.seed, self.scoring = seed, scoring
         self.device = next(model.parameters()).device
         self.streams = {
-            name: StreamTraining(stream, config.of_stream(name, stream.core.config), data[name], seed=seed)
+            name: StreamTraining(
+                stream,
+                config.of_stream(name, stream.core.config),
+                data[name],
+                seed=seed,
+                lanes_setting=config.setting(name, "lanes"),
+            )
             for name, stream in model.streams.items()
         }
+        for stream in model.streams.values():
+            scoring.view(stream)  # what the end cannot score is refused now
         self.optimiser = config.build(model)
         self.average = (
             AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema)) if config.ema else None
@@ -209,12 +227,13 @@ class Trainer:
                 if c.sample_every and self.at.step % c.sample_every == 0 and not ended:
                     self._sample()
                 since = time.perf_counter()
-            done = self.progress() >= 1
             self.save()
-            if done:
-                self._validate(reporter, None)
-                if c.sample_every:
-                    self._sample()
+            done = self.progress() >= 1 and not self._agreed(interrupted())
+        # From here on Ctrl-C ends it at once: all is saved, and a resume does only what follows.
+        if done:
+            self._validate(reporter, None)
+            if c.sample_every:
+                self._sample()
         return done
 
     def _agreed(self, value: float) -> float:
@@ -259,7 +278,7 @@ class Trainer:
             for name, stream in self.streams.items()
             for key, value in stream.tensors().items()
         }
-        draws = parallel.gathered(torch.get_rng_state()[None].to(self.device))
+        draws = parallel.draws(self.device)
         if runtime.rank() > 0:
             return
         specs = {name: stream.spec for name, stream in self.model.streams.items()}
@@ -268,7 +287,7 @@ class Trainer:
         if self.average is not None:
             tensors |= {f"average.{name}": value for name, value in self.average.state_dict().items()}
         tensors |= {f"optimiser.{name}": value for name, value in self.optimiser.state_tensors().items()}
-        tensors |= {**lanes, "draws": draws}
+        tensors |= {**lanes, **draws}
         random = runtime.rng_state()
         tensors |= {f"random.{name}": random.pop(name) for name in ("torch", "cuda") if name in random}
         values = {
@@ -282,8 +301,15 @@ class Trainer:
         self.folder.save_state(tensors, values)
 
     def resume(self) -> None:
-        """Continues exactly where `save` was. Raises CheckpointError where the batches would differ."""
+        """Continues exactly where `save` was.
+
+        Raises CheckpointError where the batches would differ or another version saved, SpecError where
+        the symbols do.
+        """
         tensors, values = self.folder.load_state()
+        specs = self.folder.specs()
+        for name, stream in self.model.streams.items():
+            stream.spec.require(specs[name], here="the data", there=f"the run {self.folder.path}")
         self._require("train.ema", values["ema"], self.config.ema)
         self._require("train.optimiser", values["optimiser"], self.config.optimiser)
         self._require("seed", values["seed"], self.seed)
@@ -301,8 +327,7 @@ class Trainer:
             stream.load(_under(f"stream.{name}.", tensors), values["streams"][name])
         self.at = Position(**values["at"])
         runtime.set_rng_state({**values["random"], **_under("random.", tensors)})
-        if 0 < runtime.rank() < len(tensors["draws"]):
-            torch.set_rng_state(tensors["draws"][runtime.rank()].cpu())
+        parallel.continue_draws(tensors, seed=self.seed + self.at.step)
 
     def _require(self, key: str, saved: object, mine: object) -> None:
         if saved != mine:

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import lzma
+import re
 import tarfile
 import zipfile
 from collections import Counter
@@ -208,6 +209,9 @@ def test_lm1b(tmp_path: Path, small: Callable[..., None], form: str) -> None:
     assert batch.targets.flatten().tolist() == [symbol for s in sentences for symbol in s[1:]]
     assert (batch.targets != IGNORE).all()
 
+    (folder / "1b_word_vocab.txt").write_text("the 7\n")
+    with pytest.raises(DataError, match=r"1b_word_vocab.txt: the vocabulary lacks '<S>'.*download it again"):
+        prepare("lm1b", source, tmp_path / "out2")
     (folder / "1b_word_vocab.txt").unlink()
     with pytest.raises(
         DataError, match=r"fixed vocabulary, 1b_word_vocab.txt, which is not beside .*download"
@@ -283,33 +287,159 @@ def test_a_cut_inside_a_character_moves_to_its_end(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("form", ["gz", "bz2", "xz", "zip", "tar", "tar.gz", "folder"])
+@pytest.mark.parametrize(
+    "form", ["gz", "bz2", "xz", "zip", "tar", "tar.gz", "folder", "GZ", "ZIP", "tbz2", "txz"]
+)
 def test_texts_come_in_many_forms(tmp_path: Path, form: str) -> None:
     text = TEXT.encode()
     path = tmp_path / f"input.txt.{form}"
-    if form in ("gz", "bz2", "xz"):
-        {"gz": gzip, "bz2": bz2, "xz": lzma}[form].open(path, "wb").write(text)  # pyright: ignore
-    elif form == "zip":
+    if form.lower() in ("gz", "bz2", "xz"):
+        path.write_bytes({"gz": gzip, "bz2": bz2, "xz": lzma}[form.lower()].compress(text))  # pyright: ignore
+    elif form.lower() == "zip":
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("texts/input.txt", text)
             archive.writestr("__MACOSX/texts/._input.txt", b"junk")
-    elif form.startswith("tar"):
+    elif form.startswith("t"):
         (tmp_path / "input.txt").write_bytes(text)
-        with tarfile.open(path, "w:gz" if form.endswith("gz") else "w") as archive:
+        mode = {"tar.gz": "w:gz", "tbz2": "w:bz2", "txz": "w:xz"}.get(form, "w")
+        with tarfile.open(path, mode) as archive:  # pyright: ignore
             archive.add(tmp_path / "input.txt", arcname="input.txt")
     else:
         path.mkdir()
         (path / "b.txt").write_bytes(text[60:])
         (path / "a.txt").write_bytes(text[:60])
         (path / "image.png").write_bytes(b"junk")
-    prepare("bytes", path, tmp_path / "out")
+    report = prepare("bytes", path, tmp_path / "out")
+    assert report.warnings == (("1 of 3 files are left out: image.png",) if form == "folder" else ())
     assert "".join(texts(tmp_path / "out")) == TEXT
     found = set(documents(tmp_path / "out"))
     if form == "folder":
         assert found == {"train/a.txt", "train/b.txt", "val/b.txt", "test/b.txt"}
     else:
-        name = "texts/input.txt" if form == "zip" else "input.txt"
+        name = "texts/input.txt" if form.lower() == "zip" else "input.txt"
         assert found == {f"{split}/{name}" for split in ("train", "val", "test")}
+
+
+@pytest.mark.parametrize("form", ["zip", "tar"])
+def test_files_in_an_archive_may_be_compressed(tmp_path: Path, form: str) -> None:
+    parts = {"train.txt.gz": gzip.compress(b"the cat"), "valid.txt.xz": lzma.compress(b"a dog")}
+    path = tmp_path / f"texts.{form}"
+    if form == "zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, content in parts.items():
+                archive.writestr(name, content)
+    else:
+        with tarfile.open(path, "w") as archive:
+            for name, content in parts.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+    prepare("bytes", path, tmp_path / "out")
+    assert texts(tmp_path / "out") == ["the cat", "a dog"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x28\xb5\x2f\xfd\x04\x00",
+        b"7z\xbc\xaf\x27\x1c",
+        b"PK\x03\x04\x14\x00",
+        b"Rar!\x1a\x07",
+        gzip.compress(TEXT.encode()),
+        bz2.compress(TEXT.encode()),
+        lzma.compress(TEXT.encode()),
+        gzip.compress(gzip.compress(TEXT.encode())),
+    ],
+    ids=["zstd", "7z", "zip", "rar", "gz", "bz2", "xz", "twice"],
+)
+def test_what_stays_compressed_is_refused(tmp_path: Path, content: bytes) -> None:
+    twice = content[:2] == b"\x1f\x8b" and gzip.decompress(content)[:2] == b"\x1f\x8b"
+    path = tmp_path / ("input.txt.gz" if twice else "input.txt.zst")
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="input.txt.* is compressed, expected text; unpack it"):
+        prepare("bytes", path, tmp_path / "out")
+
+
+def test_a_compressed_file_is_read_once_for_each_purpose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checksum, cuts, vocabulary, symbols: however many splits are cut out of it, and never back."""
+    size, made = len(TEXT.encode()), []
+
+    class Counting(bz2.BZ2File):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+        def seek(self, offset: int, whence: int = 0) -> int:
+            assert offset >= self.tell(), "going back reads a compressed file anew"
+            return super().seek(offset, whence)
+
+    (tmp_path / "input.txt.bz2").write_bytes(bz2.compress(TEXT.encode()))
+    monkeypatch.setitem(archives._COMPRESSED, ".bz2", Counting)
+    monkeypatch.setattr(archives, "BLOCK_BYTES", 16)
+    passed: list[tuple[str, int]] = []
+    prepare(
+        "chars",
+        tmp_path / "input.txt.bz2",
+        tmp_path / "out",
+        progress=lambda what, done, total: passed.append((what, done)),
+    )
+    assert len(made) == 4 and "".join(texts(tmp_path / "out")) == TEXT
+    checking = max(done for what, done in passed if what == "checking")
+    assert 1.7 * size < checking < 2 * size, "the way to the cuts is progress too"
+
+
+@pytest.mark.parametrize("kind", ["encrypted", "packed otherwise"])
+def test_a_zip_that_python_cannot_unpack(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "texts.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("input.txt", TEXT)
+    content = bytearray(path.read_bytes())
+    local, central = 0, content.index(b"PK\x01\x02")
+    if kind == "encrypted":
+        content[local + 6] |= 1
+        content[central + 8] |= 1
+    else:
+        content[local + 8] = content[central + 10] = 99
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"input.txt cannot be read \(.*\); unpack it and give the folder"):
+        prepare("chars", path, tmp_path / "out")
+
+
+def test_a_text_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    for name in ("train.txt", "valid.txt", "test.txt"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "train.txt.gz").write_bytes(gzip.compress(b"train.txt"))
+    for options in ({}, {"split": "8/1/1"}):
+        with pytest.raises(DataError, match=r"has train.txt and train.txt.gz, which would count twice"):
+            prepare("chars", tmp_path, tmp_path / "out", **options)
+
+
+def test_blocks_are_small_whatever_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text without a line or a space is cut all the same, but for words, which it has none of."""
+    monkeypatch.setattr(archives, "BLOCK_BYTES", 8)
+    monkeypatch.setattr(archives, "MAX_WORD_BYTES", 50)
+    text = "日本語é" * 20
+    (tmp_path / "input.txt").write_text(text)
+    longest: dict[str, int] = {}
+    real = prepare_text._read
+
+    def measured(*arguments: Any) -> Any:
+        for part, blocks in real(*arguments):
+            yield (
+                part,
+                (longest.update(n=max(longest.get("n", 0), len(b))) or (b, last) for b, last in blocks),
+            )
+
+    monkeypatch.setattr(prepare_text, "_read", measured)
+    for dataset in ("bytes", "chars"):
+        longest.clear()
+        prepare(dataset, tmp_path / "input.txt", tmp_path / dataset)
+        assert "".join(texts(tmp_path / dataset)) == text
+        assert 0 < longest["n"] <= 8 + 3
+    with pytest.raises(DataError, match="input.txt has no white space for .* bytes, so it has no words"):
+        prepare("words", tmp_path / "input.txt", tmp_path / "words")
 
 
 def test_files_named_for_splits_are_used(tmp_path: Path) -> None:
@@ -317,6 +447,7 @@ def test_files_named_for_splits_are_used(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name)
     report = prepare("chars", tmp_path, tmp_path / "out")
     assert report.preparation["split"] == "by file name"
+    assert report.warnings == ("1 of 4 files are left out: training_notes.txt",)
     assert texts(tmp_path / "out") == ["corpus.train.txt", "valid.txt", "test.txt"]
     report = prepare("chars", tmp_path, tmp_path / "cut", split="8/1/1")
     assert report.preparation["split"] == "8/1/1" and sum(report.tokens.values()) == 51
@@ -401,10 +532,16 @@ def test_errors(tmp_path: Path) -> None:
             "expected train/val/test fractions like 90/5/5",
         ),
         ({"dataset": "chars", "split": "0/1/1"}, ConfigError, "expected train/val/test fractions"),
+        ({"dataset": "chars", "split": "1/inf/1"}, ConfigError, "expected train/val/test fractions"),
+        ({"dataset": "chars", "split": "1/1/nan"}, ConfigError, "expected train/val/test fractions"),
         ({"dataset": "bytes", "newlines": "drop"}, ConfigError, "--newlines is keep or drop, and for enwik8"),
         ({"dataset": "enwik8", "newlines": "maybe"}, ConfigError, "got 'maybe'"),
         ({"dataset": "chars", "source": tmp_path / "absent"}, DataError, "nothing at .*absent"),
-        ({"dataset": "wt103"}, DataError, r"no files of wt103 in .*input.txt; expected names like wiki"),
+        (
+            {"dataset": "wt103"},
+            DataError,
+            r"no files of wt103 in .*input.txt; expected names like wiki.train.tokens, ",
+        ),
         ({"dataset": "chars"}, DataError, "input.txt: line 2 is not UTF-8"),
     ]:
         given_options: dict[str, Any] = {"source": path, "out": out, **options}
@@ -418,6 +555,21 @@ def test_errors(tmp_path: Path) -> None:
     (tmp_path / "cut.txt.gz").write_bytes(whole[:-20])
     with pytest.raises(DataError, match="cut.txt cannot be read"):
         prepare("bytes", tmp_path / "cut.txt.gz", out)
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(DataError, match="empty.txt: there is no text in it"):
+        prepare("chars", tmp_path / "empty.txt", out)
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(DataError, match="nothing has 0 files"):
+        prepare("chars", tmp_path / "nothing", out)
+
+
+@pytest.mark.parametrize("name", [name for name, corpus in CORPORA.items() if corpus.files])
+def test_expected_names_are_ones_that_are_found(name: str) -> None:
+    corpus = CORPORA[name]
+    *files, archive = re.split(", | and | or ", corpus.expected)
+    assert re.fullmatch(corpus.archive, archive)
+    for file in files:
+        assert any(re.search(f"(^|/)({pattern})$", file) for pattern in corpus.files.values())
 
 
 def test_the_verb(tmp_path: Path) -> None:

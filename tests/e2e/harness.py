@@ -51,6 +51,9 @@ model:
 """
 
 
+IDS = TokenSpec("text", 11, 1, 0.0, 0, "ids", "0")
+
+
 @dataclass(frozen=True)
 class Result:
     """What one command left."""
@@ -118,10 +121,9 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def text_run(path: Path) -> Path:
-    """A run folder of an untrained text model over 11 symbols."""
+def text_run(path: Path, spec: TokenSpec = IDS) -> Path:
+    """A run folder of an untrained text model, by default over 11 symbols."""
     config = parse(RunConfig, TEXT)
-    spec = TokenSpec("text", 11, 1, 0.0, 0, "ids", "0")
     model = new_model(config, {SINGLE: spec})
     folder = RunFolder(path)
     folder.create(config.to_yaml())

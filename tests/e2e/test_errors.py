@@ -27,6 +27,7 @@ from txl_audio.tokens import CheckpointError, ConfigError
         ("device=tpu", "device 'tpu' is not known"),
         ("train.steps=null", "a training needs a budget; set train.steps, train.minutes or both"),
         ("data=null", "training needs data; set data=DIR"),
+        ("evaluate.stride=1", "stride is for models without memory"),
         ("steps", "override 'steps' is not of the form key.sub=value"),
     ],
 )
@@ -241,6 +242,13 @@ def test_strict_preparing_stops_and_keeps_what_was_there(
     [
         ((), 2, "give either SOURCE or --dataset NAME"),
         (("--dataset", "yesno"), 2, "needs --root DIR"),
+        (
+            ("--dataset", "libri-speech"),
+            2,
+            "--dataset is 'libri-speech', which is no set of speech or text; did you mean librispeech?",
+        ),
+        (("{folder}/wav", "--dataset", "wt3"), 2, "did you mean wt"),
+        (("{folder}/wav", "--dataset", "bible"), 2, "known: speechcommands, "),
         (("{folder}/absent",), 1, "nothing to prepare at"),
         (("{folder}/wav", "--split", "sometimes"), 2, "no split rule 'sometimes'"),
         (("{folder}/wav", "--gain", "loud"), 2, "no gain rule 'loud'"),

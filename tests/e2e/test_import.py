@@ -64,6 +64,62 @@ def test_the_words_beside_a_checkpoint(shared: Path, tmp_path: Path) -> None:
     assert list(vocabulary.symbols) == words
     _, model = recipe.load_run(out, device="cpu")
     assert model.spec == vocabulary.spec and model.spec.name == "words"
+    # They go along: out again, and in again.
+    assert run("export", out, "--layout", "hf", "--out", tmp_path / "exported").code == 0
+    assert run("import", tmp_path / "exported", "--out", tmp_path / "again").code == 0
+    again = recipe.vocabulary_of(tmp_path / "again")
+    assert list(again.symbols) == words and again.spec == vocabulary.spec
+
+
+def test_an_imported_model_is_evaluated_on_a_prepared_text(shared: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(shared / "golden" / "char", tmp_path / "char"))
+    text, data = tmp_path / "text.txt", tmp_path / "data"
+    text.write_text("the quick brown fox jumps over the lazy dog. \n" * 20)
+    assert run("prepare", text, "--dataset", "chars", "--split", "80/10/10", "--out", data).code == 0
+    assert run("import", source, "--out", tmp_path / "ids").code == 0
+    result = run("evaluate", tmp_path / "ids", data)
+    assert (
+        result.code == 1
+        and "put the vocabulary.json of that folder beside the model's config.json" in result.error
+    )
+    shutil.copy(data / "vocabulary.json", source)
+    assert run("import", source, "--out", tmp_path / "run").code == 0
+    assert run("evaluate", tmp_path / "run", data, "--json").json["bits_per_character"] > 0
+    assert run("sample", tmp_path / "run", "--tokens", 3, "--json").json["symbols"] == 3
+
+
+def test_nothing_is_left_of_an_import_or_export_that_fails(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    golden, mine = shared / "golden" / "char", tmp_path / "mine"
+    mine.mkdir()
+    assert run("import", golden, "--out", mine).code == 0, "an empty folder may be there"
+    with monkeypatch.context() as patch:
+        patch.setattr("txl_audio.checkpoint._save_tensors", full)
+        result = run("import", golden, "--out", tmp_path / "new")
+        assert result.code == 1 and "no space left" in result.error
+        patch.setattr("txl_audio.interop.exporters.save_file", full)
+        assert run("export", mine, "--layout", "authors", "--out", tmp_path / "new").code == 1
+    assert list(tmp_path.iterdir()) == [mine]
+    (tmp_path / "new.partial").mkdir()
+    (tmp_path / "new.partial" / "rest").write_text("of one that was killed")
+    assert run("export", mine, "--layout", "authors", "--out", tmp_path / "new").code == 0
+    assert sorted(tree(tmp_path / "new")) == ["config.json", "weights.safetensors"]
+    assert not (tmp_path / "new.partial").exists()
+
+
+def test_export_says_where_a_text_begins_otherwise(shared: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    assert run("import", shared / "golden" / "hf_char_layout", "--out", mine).code == 0
+    other = run("export", mine, "--layout", "authors", "--out", tmp_path / "authors")
+    assert other.code == 0
+    assert (
+        "warning: this model begins a text with first_memory zeros, code for the layout authors" in other.err
+    )
+    assert "warning" not in run("export", mine, "--layout", "hf", "--out", tmp_path / "hf").err
 
 
 def test_exports_that_cannot_be(tmp_path: Path) -> None:

@@ -64,7 +64,10 @@ def test_both_streams_are_trained_and_reported(joint: Joint) -> None:
     assert trained.count("speech") == 4 and trained.count("text") == 2
     assert all(("bits_per_sample" in r) == (r["stream"] == "speech") for r in records)
     assert (joint.run / "vocabulary.text.json").is_file()
-    assert soundfile.info(joint.run / "samples" / "step_6.wav").frames == 320
+    samples = joint.run / "samples"
+    assert soundfile.info(samples / "speech" / "step_6.wav").frames == 320
+    # Of the prompt and of what continues it, a symbol each.
+    assert len((samples / "text" / "step_6.txt").read_text()) == 32 + 512
 
 
 def test_m14_resume(joint: Joint, tmp_path: Path) -> None:
@@ -77,6 +80,14 @@ def test_m14_resume(joint: Joint, tmp_path: Path) -> None:
     expected, got = (load_file(p / "state" / "state.safetensors") for p in (joint.run, tmp_path / "run"))
     assert expected.keys() == got.keys()
     assert all(bool((expected[name] == got[name]).all()) for name in expected)
+
+
+def test_settings_that_streams_cannot_have_in_common(joint: Joint, tmp_path: Path) -> None:
+    result = run("train", joint.config, f"out={tmp_path / 'run'}", "evaluate.mem_len=8", "evaluate.lanes=2")
+    assert result.code == 2 and "evaluate.mem_len would be the same for speech, text" in result.error
+    assert not (tmp_path / "run").exists()
+    text = run("evaluate", joint.run, "--stream", "text", "evaluate.mem_len=8", "--json").json
+    assert text["mem_len"] == 8
 
 
 def test_each_stream_is_evaluated(joint: Joint) -> None:

@@ -71,6 +71,20 @@ def test_one_process_continues_what_two_began(workspace: Workspace, tmp_path: Pa
         torch.testing.assert_close(got[name], value, rtol=0, atol=1e-6)
 
 
+def test_two_processes_continue_what_two_began(workspace: Workspace, tmp_path: Path) -> None:
+    """To the bit, with dropout: every process has random numbers of its own."""
+    settings = (workspace.config, *SETTINGS, "model.core.dropout=0.2")
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    torchrun(2, "train", *settings, f"out={whole}", "train.steps=4")
+    torchrun(2, "train", *settings, f"out={parts}", "train.steps=2")
+    torchrun(2, "train", *settings, f"out={parts}", "train.steps=4", "--resume")
+    expected, got = (load_file(f / "state" / "state.safetensors") for f in (whole, parts))
+    assert expected.keys() == got.keys()
+    for name, value in expected.items():
+        assert torch.equal(got[name], value), name
+    assert not torch.equal(got["draws"][0], got["draws"][1])
+
+
 def test_lanes_that_cannot_be_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "2")

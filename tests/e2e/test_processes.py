@@ -12,7 +12,12 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.e2e.conftest import Workspace
-from tests.e2e.harness import start
+from tests.e2e.harness import TEXT, start
+from txl_audio.checkpoint import RunFolder
+from txl_audio.config import parse
+from txl_audio.data.text import CharacterVocabulary
+from txl_audio.model.sequence import SINGLE
+from txl_audio.recipe import RunConfig, new_model
 
 
 def first_records(path: Path, process: subprocess.Popen[bytes], *, seconds: float = 120) -> None:
@@ -85,3 +90,23 @@ def test_help_lists_every_verb(workspace: Workspace) -> None:
     assert (process.returncode, said) == (0, b"")
     for verb in ("prepare", "train", "evaluate", "score", "sample", "import", "info", "bench"):
         assert f"\n  {verb} ".encode() in printed
+
+
+def test_a_reader_that_has_enough_ends_the_text(tmp_path: Path) -> None:
+    """As `sample RUN | head -c 1`."""
+    vocabulary, config, folder = (
+        CharacterVocabulary("abcdefghij\n"),
+        parse(RunConfig, TEXT),
+        RunFolder(tmp_path / "run"),
+    )
+    folder.create(config.to_yaml())
+    specs = {SINGLE: vocabulary.spec}
+    folder.save_model(new_model(config, specs), specs, step=0, origin="test")
+    vocabulary.save(folder.vocabulary_path())
+    process = start("sample", folder.path, "--tokens", 10_000_000, cwd=tmp_path)
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.read(1)
+    process.stdout.close()
+    assert process.wait(timeout=60) == 1
+    assert process.stderr.read() == b""
+    process.stderr.close()

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.e2e.harness import TEXT, run, tree
+from tests.e2e.harness import TEXT, run, text_run, tree
 from txl_audio import recipe
+from txl_audio.checkpoint import RunFolder
+from txl_audio.cli.evaluate import figures_of, first_figure, for_json
+from txl_audio.config import load
+from txl_audio.data.text import ByteVocabulary, CharacterVocabulary, WordVocabulary
+from txl_audio.evaluate import Totals
 
 METRICS = {"bytes": "bits_per_byte", "chars": "bits_per_character", "words": "perplexity"}
 
@@ -37,7 +46,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Texts:
     folder = tmp_path_factory.mktemp("text")
     source, config = folder / "cats.txt", folder / "text.yaml"
     source.write_text(LINES)
-    config.write_text(TEXT + "train: {steps: 3, lanes: 2, lr: 1e-2, warmup_steps: 0, final_lr: 1.0}\n")
+    train = "{steps: 3, lanes: 2, lr: 1e-2, warmup_steps: 0, final_lr: 1.0, sample_every: 3}"
+    config.write_text(f"{TEXT}train: {train}\n")
     data, runs = {}, {}
     for kind in METRICS:
         data[kind], runs[kind] = folder / kind, folder / f"run_{kind}"
@@ -46,6 +56,33 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Texts:
         result = run("train", config, f"data={data[kind]}", f"out={runs[kind]}")
         assert result.code == 0, result.err
     return Texts(source, data, runs)
+
+
+def changed(source: Path, out: Path, *overrides: str) -> Path:
+    """A copy of a run whose config says something else."""
+    shutil.copytree(source, out)
+    folder = RunFolder(out)
+    folder.save_config(load(recipe.RunConfig, folder.config_path, overrides).to_yaml())
+    return out
+
+
+def validation_text(texts: Texts, kind: str) -> str:
+    """The validation split as it was before it was symbols."""
+    _, model = recipe.load_run(texts.runs[kind])
+    documents = recipe.SplitDocuments(recipe.open_shards(texts.data[kind], model, origin="test"), "val")
+    return recipe.vocabulary_of(texts.runs[kind]).decode(torch.from_numpy(documents[0].astype(np.int64)))
+
+
+@pytest.mark.parametrize("kind", METRICS)
+def test_samples_made_while_training(texts: Texts, kind: str) -> None:
+    sample = (texts.runs[kind] / "samples" / "step_3.txt").read_text()
+    before, text = validation_text(texts, kind), texts.source.read_text()
+    assert before in text and sample[:20] == before[:20]
+    if kind == "chars":
+        assert len(sample) == 32 + 512 and sample[:32] == before[:32]
+    (shown,) = EventAccumulator(str(texts.runs[kind])).Reload().Tensors("sample/text_summary")
+    lines = shown.tensor_proto.string_val[0].decode().split("\n")
+    assert shown.step == 3 and all(line.startswith("    ") for line in lines)
 
 
 @pytest.mark.parametrize("kind", METRICS)
@@ -96,12 +133,36 @@ def test_dynamic_evaluation(texts: Texts, method: str) -> None:
     assert tree(folder) == before
 
 
+def test_dynamic_evaluation_has_lanes_of_its_own(texts: Texts, tmp_path: Path) -> None:
+    """Those of the run are for scores without learning; what the call says counts."""
+    folder = changed(texts.runs["chars"], tmp_path / "run", "evaluate.lanes=2")
+    words = ("evaluate", folder, "--json")
+    assert run(*words).json["lanes"] == 2
+    assert run(*words, "--dynamic", "sgd").json["lanes"] == 1
+    assert run(*words, "evaluate.dynamic.method=sgd").json["lanes"] == 1
+    assert run(*words, "--dynamic", "sgd", "--lanes", 3).json["lanes"] == 3
+    assert run(*words, "--dynamic", "sgd", "evaluate.lanes=3").json["lanes"] == 3
+
+
+def test_dynamic_evaluation_that_runs_away(texts: Texts) -> None:
+    words = ("--dynamic", "sgd", "evaluate.dynamic.lr=1e30", "--json")
+    result = run("evaluate", texts.runs["words"], *words)
+    assert result.code == 2 and "dynamic evaluation diverged after 4 symbols" in result.error
+
+
+def test_a_perplexity_beyond_all_numbers_is_infinite() -> None:
+    metrics = figures_of(WordVocabulary(["<eos>"]).spec, Totals(1e5, 1))
+    assert metrics["perplexity"] == math.inf and first_figure(metrics) == "inf perplexity"
+    assert for_json(metrics) == {"perplexity": None, "bits_per_word": metrics["bits_per_word"]}
+
+
 def test_settings_that_cannot_be_used(texts: Texts) -> None:
     folder = texts.runs["chars"]
     for words, message in (
         (("train.lr=1",), "override 'train.lr=1' is not of the form evaluate.key=value"),
         (("evaluate.mem=1",), "unknown key 'evaluate.mem'; did you mean 'evaluate.mem_len'?"),
         (("evaluate.stride=1",), "stride is for models without memory"),
+        (("evaluate.stride=1", "evaluate.mem_len=0", "--memory", "warm"), "so none can be warm"),
         (("--dynamic", "adam"), "--dynamic is 'adam', expected sgd or rms"),
         (("a", "b"), "got the folders a, b, expected one"),
     ):
@@ -123,14 +184,42 @@ def test_score_gives_every_token_its_nats(texts: Texts, kind: str, tmp_path: Pat
 
 
 def test_score_of_the_text_is_what_evaluate_gives(texts: Texts, tmp_path: Path) -> None:
-    vocabulary = recipe.vocabulary_of(texts.runs["bytes"])
-    _, model = recipe.load_run(texts.runs["bytes"])
-    documents = recipe.SplitDocuments(recipe.open_shards(texts.data["bytes"], model, origin="test"), "val")
-    (tmp_path / "val.txt").write_text(vocabulary.decode(documents[0]))
+    (tmp_path / "val.txt").write_text(validation_text(texts, "bytes"))
     (scored,) = run("score", texts.runs["bytes"], tmp_path / "val.txt", "--json").json["files"]
     whole = run("evaluate", texts.runs["bytes"], "--json").json
     assert scored["count"] == whole["count"]
     assert scored["nats"] == pytest.approx(whole["nats"], rel=1e-6)
+
+
+def test_score_heeds_the_runs_stride_and_says_that_it_does_not_learn(texts: Texts, tmp_path: Path) -> None:
+    source, text = texts.runs["bytes"], tmp_path / "val.txt"
+    text.write_text(validation_text(texts, "bytes"))
+    windows = changed(source, tmp_path / "windows", "evaluate.mem_len=0", "evaluate.stride=1")
+    (scored,) = run("score", windows, text, "--json").json["files"]
+    whole = run("evaluate", windows, "--json").json
+    assert (whole["stride"], whole["lanes"]) == (1, 16) and scored["count"] == whole["count"]
+    assert scored["nats"] == pytest.approx(whole["nats"], rel=1e-6)
+    learning = changed(source, tmp_path / "learning", "evaluate.dynamic.method=sgd")
+    result = run("score", learning, text, "--json")
+    assert "scored without learning: the run's evaluate.dynamic" in result.err
+    assert result.json["files"] == run("score", source, text, "--json").json["files"]
+
+
+def test_score_with_another_vocabulary_is_refused(texts: Texts, tmp_path: Path) -> None:
+    folder = changed(texts.runs["chars"], tmp_path / "run")
+    CharacterVocabulary(sorted(set(LINES), reverse=True)).save(folder / "vocabulary.json")
+    result = run("score", folder, texts.source)
+    assert result.code == 1 and "the model and the vocabulary hold different symbols" in result.error
+
+
+def test_score_names_newlines_that_are_left_out(tmp_path: Path) -> None:
+    vocabulary = ByteVocabulary(drop_newlines=True)
+    folder, text = text_run(tmp_path / "run", vocabulary.spec), tmp_path / "a.txt"
+    vocabulary.save(folder / "vocabulary.json")
+    text.write_text("one\ntwo\n")
+    figures = run("score", folder, text, "--json").json
+    assert figures["newlines"] == "drop" and figures["files"][0]["count"] == 5
+    assert f"bits per byte (newlines drop)  {text}" in run("score", folder, text).out
 
 
 def test_m11_and_m18_bytes_and_one_token(texts: Texts, tmp_path: Path) -> None:
@@ -204,6 +293,36 @@ def test_context_of_a_group(texts: Texts, tmp_path: Path) -> None:
     assert len(table) == 3 and table[1].endswith(str(group[0]))
     result = run("context", texts.runs["chars"], texts.runs["words"], *words)
     assert result.code == 1 and "hold different symbols" in result.error
+    # Without --step in the hundreds of the published lengths.
+    words = ("--longest", 200, "--positions", 3, "--split", "train")
+    assert run("context", group[0], *words, "--json").json["contexts"] == [100, 200]
+
+
+@pytest.mark.parametrize("name", ["context", "context.txt"])
+def test_a_picture_that_cannot_be_is_refused_before_anything_is_measured(
+    texts: Texts, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txl_audio.recipe.load_run", None)
+    result = run("context", texts.runs["chars"], "--out", tmp_path / name)
+    assert result.code == 2 and "expected the ending of a picture" in result.error
+
+
+def test_figures_of_context_come_before_their_picture(
+    texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("txl_audio.plots.plot_context", full)
+    words = ("--step", 4, "--longest", 12, "--positions", 30, "--out", tmp_path / "a.png")
+    result = run("context", texts.runs["chars"], *words)
+    assert result.code == 1 and result.err == "error: no space left on device\n"
+    assert result.out.startswith("effective context by fraction")
+
+
+def test_seeds_of_context_are_not_negative(texts: Texts) -> None:
+    result = run("context", texts.runs["chars"], "--seed", -1)
+    assert result.code == 2 and "--seed" in result.err and "Error" in result.err
 
 
 def test_a_run_without_a_vocabulary_says_so(texts: Texts, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.tiny import core, core_config
-from txl_audio.model.block import swiglu
+from txl_audio.model.block import Block, swiglu
 
 
 def feed_forward(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -59,3 +59,9 @@ def test_layers_that_begin_by_adding_nothing(activation: str) -> None:
     hidden, _ = model(x, model.first_memory(2))
     norm = model.final_norm
     torch.testing.assert_close(hidden, F.layer_norm(x, (12,), norm.weight, norm.bias))
+
+
+@pytest.mark.parametrize(("d_ff", "inner"), [(1, 8), (6, 8), (18, 16), (1024, 680)])
+def test_a_gated_layer_has_a_width(d_ff: int, inner: int) -> None:
+    block = Block(core_config(activation="swiglu", d_ff=d_ff))
+    assert block.expand.weight.shape == (2 * inner, 12) and block.contract.weight.shape == (12, inner)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -186,3 +188,18 @@ def test_every_parameter_learns(stream: str) -> None:
     assert state.memory.lanes == 2
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+
+
+def test_layer_outputs_are_kept_only_where_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, asked = text_model(), []
+    encode = model.encode
+
+    def spied(*words: Any, layer_outputs: list[torch.Tensor] | None = None) -> Any:
+        asked.append(layer_outputs is not None)
+        return encode(*words, layer_outputs=layer_outputs)
+
+    monkeypatch.setattr(model, "encode", spied)
+    inputs, targets, reset = audio_frames(model, 2, 4)
+    for layers in ((), range(0), range(1)):
+        model.losses(inputs, targets, model.initial_state(2), reset, layers=layers)
+    assert asked == [False, False, True]

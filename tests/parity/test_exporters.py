@@ -12,11 +12,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.parity.test_golden import AUTHORS, HUGGING_FACE, build
-from tests.tiny import NUMBERED, core_config, randomised, text_model, wave_model
+from tests.tiny import NUMBERED, TEXT, core_config, randomised, run_nll, text_model, wave_model
 from txl_audio.interop import Layout, read_folder, write_folder
 from txl_audio.model.adaptive import AdaptiveEmbeddingConfig, AdaptiveHeadConfig
+from txl_audio.model.embeddings import NgramConfig, SymbolEmbeddingConfig
+from txl_audio.model.heads import SoftmaxHeadConfig
 from txl_audio.model.positions import RelativeConfig
 from txl_audio.model.sequence import SequenceModel
+from txl_audio.model.transformer import CoreConfig
 from txl_audio.tokens import CheckpointError, TokenSpec
 
 # Hugging Face's layout has relative positions only.
@@ -70,6 +73,18 @@ def test_hugging_face_orders_the_clusters_upwards(shared: Path, tmp_path: Path) 
     assert torch.equal(written["transformer.layers.2.dec_attn.r_w_bias"], theirs["r_w_bias"])
 
 
+def adaptive_model(of_embedding: dict[str, Any], of_head: dict[str, Any]) -> SequenceModel:
+    spec = TokenSpec("text", 11, 1, 0.0, 0, "ids", "0")
+
+    def new() -> SequenceModel:
+        core = core_config(window="same_length")
+        embedding = AdaptiveEmbeddingConfig(kind="adaptive", **of_embedding).build(spec, core.d_model, None)
+        head = AdaptiveHeadConfig(kind="adaptive", **of_head).build(spec, 12, embedding, None, None)
+        return SequenceModel(spec, embedding=embedding, core=core.build(), head=head)
+
+    return randomised(new)
+
+
 @pytest.mark.parametrize("layout", ["authors", "hf"])
 @pytest.mark.parametrize(
     ("of_embedding", "of_head"),
@@ -84,17 +99,27 @@ def test_hugging_face_orders_the_clusters_upwards(shared: Path, tmp_path: Path) 
 def test_ties_that_no_reference_model_has(
     layout: Layout, of_embedding: dict[str, Any], of_head: dict[str, Any], tmp_path: Path
 ) -> None:
-    spec = TokenSpec("text", 11, 1, 0.0, 0, "ids", "0")
-
-    def new() -> SequenceModel:
-        core = core_config(window="same_length")
-        embedding = AdaptiveEmbeddingConfig(kind="adaptive", **of_embedding).build(spec, core.d_model, None)
-        head = AdaptiveHeadConfig(kind="adaptive", **of_head).build(spec, 12, embedding, None, None)
-        return SequenceModel(spec, embedding=embedding, core=core.build(), head=head)
-
-    model = randomised(new)
+    model = adaptive_model(of_embedding, of_head)
     write_folder(model, tmp_path, layout=layout)
     assert_same(read_folder(tmp_path).weights, model.state_dict())
+
+
+@pytest.mark.parametrize("layout", ["authors", "hf"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("d_embed", [None, 8])
+def test_one_cluster_is_an_ordinary_softmax(
+    layout: Layout, tied: bool, d_embed: int | None, tmp_path: Path
+) -> None:
+    model = adaptive_model({"cutoffs": (), "d_embed": d_embed}, {"tied": tied})
+    write_folder(model, tmp_path, layout=layout)
+    imported = read_folder(tmp_path)
+    assert isinstance(imported.head, SoftmaxHeadConfig)
+    line, reset = torch.randint(11, (2, 9, 1)), torch.zeros(2, 8, dtype=torch.bool)
+    reset[:, 0] = True  # so that the layout's first memory does not matter
+    (expected, _), (got, _) = (
+        run_nll(m, line[:, :-1], line[:, 1:], [8], reset) for m in (model, build(imported, "auto"))
+    )
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +139,63 @@ def test_models_that_a_layout_cannot_hold(
     with pytest.raises(CheckpointError, match=message):
         write_folder(text_model(**{"window": "segment", **changes}), tmp_path / "out", layout=layout)
     assert not (tmp_path / "out").exists()
+
+
+# Every setting of a core but those that change no result of a trained model, and the first memory.
+HELD: dict[str, Any] = {
+    "n_layer": 1,
+    "d_model": 16,
+    "n_head": 3,
+    "d_head": 6,
+    "d_ff": 20,
+    "mem_len": 5,
+    "segment_len": 3,
+    "window": "same_length",
+    "positions": RelativeConfig(clamp_len=3),
+    "norm": "pre",
+    "dropout": 0.1,
+    "attention_dropout": 0.2,
+}
+REFUSED: list[tuple[str, Any]] = [
+    ("norm_kind", "rms"),
+    ("activation", "gelu"),
+    ("activation", "relu2"),
+    ("activation", "swiglu"),
+    ("qk_norm", True),
+    ("final_norm", True),
+    ("window", "sliding"),
+]
+
+
+def test_every_setting_is_held_or_refused() -> None:
+    others = {"attention", "zero_init", "first_memory"}
+    assert {*HELD, *(name for name, _ in REFUSED)} == CoreConfig.model_fields.keys() - others
+
+
+@pytest.mark.parametrize("layout", ["authors", "hf"])
+@pytest.mark.parametrize("name", HELD)
+def test_settings_that_a_layout_holds(layout: Layout, name: str, tmp_path: Path) -> None:
+    model = text_model(**{"window": "segment", name: HELD[name]})
+    write_folder(model, tmp_path, layout=layout)
+    told, wanted = read_folder(tmp_path).core, model.core.config
+    assert told.model_copy(update={"first_memory": wanted.first_memory}) == wanted
+
+
+@pytest.mark.parametrize("layout", ["authors", "hf"])
+@pytest.mark.parametrize(("name", "value"), REFUSED)
+def test_settings_that_a_layout_cannot_hold(layout: Layout, name: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"cannot hold this model's {name} {value!r};"):
+        write_folder(text_model(**{"window": "segment", name: value}), tmp_path / "out", layout=layout)
+
+
+def test_ngrams_are_in_no_layout(tmp_path: Path) -> None:
+    ngrams = NgramConfig(lengths=(2,), rows=7, width=4)
+    embedding = SymbolEmbeddingConfig(ngrams=ngrams).build(TEXT, 12, None)
+    head = SoftmaxHeadConfig().build(TEXT, 12, embedding, None, None)
+    core = core_config(window="segment").build()
+    model = SequenceModel(TEXT, embedding=embedding, core=core, head=head)
+    with pytest.raises(CheckpointError, match="embedding symbols without ngrams"):
+        write_folder(model, tmp_path / "out", layout="authors")
 
 
 def test_audio_is_in_no_layout(tmp_path: Path) -> None:

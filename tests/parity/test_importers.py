@@ -76,6 +76,27 @@ def test_a_missing_tensor_is_named(folder: Path) -> None:
         read_folder(folder)
 
 
+@pytest.mark.parametrize(
+    ("attn_type", "keys", "message"),
+    [
+        (
+            0,
+            ("n_token", "d_inner"),
+            "config.json lacks n_token, d_inner; expected the keys n_token, n_layer, ",
+        ),
+        (3, ("tgt_len",), "config.json lacks tgt_len; expected the keys .*, tgt_len$"),
+    ],
+)
+def test_missing_settings_are_named_among_all(
+    folder: Path, attn_type: int, keys: tuple[str, ...], message: str
+) -> None:
+    edit_config(folder, attn_type=attn_type)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k not in keys}))
+    with pytest.raises(CheckpointError, match=message):
+        read_folder(folder)
+
+
 def test_a_tensor_too_many_is_named(folder: Path) -> None:
     weights = load_file(folder / "weights.safetensors")
     save_file({**weights, "layers.7.extra": torch.zeros(1)}, folder / "weights.safetensors")

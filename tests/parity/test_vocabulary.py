@@ -1,4 +1,4 @@
-"""The words of released checkpoints, in every container they come in; no file runs code."""
+"""The vocabulary beside weights, in every container that words come in; no file runs code."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from txl_audio.data.text import CharacterVocabulary
+from txl_audio.interop import vocabulary as reader
 from txl_audio.interop.vocabulary import read_vocabulary
 from txl_audio.tokens import CheckpointError
 
@@ -68,6 +70,19 @@ def test_no_file_no_words(tmp_path: Path) -> None:
     assert read_vocabulary(tmp_path, size=4) is None
 
 
+def test_our_own_vocabulary_goes_first(tmp_path: Path) -> None:
+    as_pickle(FIELDS, tmp_path / "vocab.pkl")
+    ours = CharacterVocabulary("abcd")
+    ours.save(tmp_path / "vocabulary.json")
+    found = read_vocabulary(tmp_path, size=4)
+    assert found is not None and found.spec == ours.spec and found.symbols == ours.symbols
+    with pytest.raises(CheckpointError, match="vocabulary.json has 4 symbols and the model 5"):
+        read_vocabulary(tmp_path, size=5)
+    (tmp_path / "vocabulary.json").write_text("{")
+    with pytest.raises(CheckpointError, match="vocabulary.json is no vocabulary"):
+        read_vocabulary(tmp_path, size=4)
+
+
 class Payload:
     """What a hostile pickle would run."""
 
@@ -100,10 +115,31 @@ def test_objects_that_words_do_not_need_are_not_made(tmp_path: Path) -> None:
     assert not trace.exists()
 
 
+@pytest.mark.parametrize("name", [b"collections\nCounter", b"collections\nOrderedDict", b"re\ncompile"])
+def test_no_class_is_changed(name: bytes, tmp_path: Path) -> None:
+    """A pickle can set attributes of what it names: here `get` and `changed`, to 1."""
+    state = b"(N(X\x03\x00\x00\x00getK\x01X\x07\x00\x00\x00changedK\x01dtb."
+    (tmp_path / "vocab.pkl").write_bytes(b"\x80\x02c" + name + b"\n" + state)
+    with pytest.raises(CheckpointError, match="vocab.pkl"):
+        read_vocabulary(tmp_path, size=4)
+    assert not any(hasattr(known, "changed") for known in (Counter, OrderedDict, reader._Inert))
+    as_pickle(FIELDS, tmp_path / "vocab.pkl")
+    assert read_vocabulary(tmp_path, size=4) is not None, "the next file is read as ever"
+
+
+def test_a_zip_that_unpacks_to_more_than_a_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_zip(FIELDS, tmp_path / "vocab.bin")
+    monkeypatch.setattr(reader, "MAX_PICKLE_BYTES", 100)
+    with pytest.raises(CheckpointError, match=r"data.pkl would take \d+ bytes, expected at most 100"):
+        read_vocabulary(tmp_path, size=4)
+
+
 @pytest.mark.parametrize(
     ("value", "size", "message"),
     [
-        (FIELDS, 5, "has 4 words and the model 5; put the model's own beside it"),
+        (FIELDS, 5, "has 4 symbols and the model 5; put the model's own beside it"),
         (WORDS, 4, "holds no list of words `idx2sym`"),
         ({"idx2sym": [1, 2, 3, 4]}, 4, "holds no list of words `idx2sym`"),
         ({"idx2sym": ["a", "a", "b", "<eos>"]}, 4, "vocab.pkl: .*all differ"),

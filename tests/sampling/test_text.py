@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from tests.tiny import text_model
 from txl_audio.data.text import ByteVocabulary, CharacterVocabulary, WordVocabulary
 from txl_audio.model.sequence import SequenceModel
 from txl_audio.sampling.sampler import Filters
-from txl_audio.sampling.text import continuation
+from txl_audio.sampling.text import continuation, text_writer
 from txl_audio.tokens import ConfigError, DataError, SpecError, Vocabulary
 
 BYTES = ByteVocabulary()
@@ -109,3 +111,28 @@ def test_prompts_that_cannot_be_continued() -> None:
         pieces(WORDS, "the moon")
     with pytest.raises(SpecError, match="hold different symbols"):
         pieces(WORDS, "the", model=text_model())
+
+
+def test_symbols_are_a_prompt_too() -> None:
+    model = text_model(CHARACTERS.spec)
+    ids = CHARACTERS.encode("abc")
+    drawn = list(continuation(model, CHARACTERS, tokens=9, prompt=ids, filters=GREEDY, seed=0))
+    assert drawn == pieces(CHARACTERS, "abc", 9, model=model)
+
+
+def test_a_text_appears_only_when_it_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "a.txt"
+
+    def write(stops: bool) -> None:
+        with text_writer(path) as write:
+            write("a\n")
+            if stops:
+                raise KeyboardInterrupt
+            write("é")
+
+    write(stops=False)
+    assert path.read_bytes() == "a\né".encode()
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt):
+        write(stops=True)
+    assert path.read_text() == "old" and list(path.parent.iterdir()) == [path]

@@ -9,6 +9,7 @@ import typer
 
 from txl_audio.cli.common import Device, Json, Stream, app, progress_bar, tell
 from txl_audio.cli.evaluate import shards_to_score
+from txl_audio.tokens import ConfigError
 
 
 @app.command()
@@ -19,21 +20,26 @@ def context(
     r: Annotated[
         list[float] | None, typer.Option(help="Fraction of hardest positions; may be repeated. [0.1, 0.5, 1]")
     ] = None,
-    step: Annotated[int, typer.Option(min=1, help="Frames by which the context grows.")] = 25,
+    step: Annotated[int, typer.Option(min=1, help="Frames by which the context grows.")] = 100,
     longest: Annotated[int, typer.Option(min=1, help="Frames at which to stop at the latest.")] = 1000,
     positions: Annotated[int, typer.Option(min=1, help="How many positions to sample.")] = 1000,
     lanes: Annotated[int, typer.Option(min=1, help="Positions side by side.")] = 32,
-    seed: Annotated[int, typer.Option(help="The same seed samples the same positions.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed samples the same positions.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Picture of the gains to write.")] = None,
     stream: Stream = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Relative effective context length of a group of runs (Dai et al. 2019)."""
+    """Relative effective context length of a group of runs (Dai et al. 2019).
+
+    The context grows until a step gains less than 1 %; lengths are comparable at the same --step.
+    """
     from txl_audio import recipe
     from txl_audio.context import measure
     from txl_audio.plots import plot_context
 
+    if out is not None:
+        _require_picture(out)
     fractions = r or [0.1, 0.5, 1.0]
     loaded = [recipe.load_run(run, device=device, stream=stream) for run in runs]
     first, model = loaded[0]
@@ -63,10 +69,6 @@ def context(
         }
         for i, run in enumerate(runs)
     ]
-    if out is not None:
-        hardest = str(fractions[0])
-        gains = {item["run"]: item["gains"][hardest] for item in measured}
-        plot_context(result.contexts, gains, out, title=f"the hardest {fractions[0]:.0%} of positions")
     figures = {
         "runs": measured,
         "contexts": result.contexts,
@@ -81,3 +83,15 @@ def context(
         lengths = (f"{'' if group[i].whole else '>= '}{group[i].length}" for group in reach.values())
         lines.append("  ".join(f"{length:>8}" for length in lengths) + f"  {run}")
     tell(figures, "\n".join(lines), as_json)
+    if out is not None:  # last, so that no fault of a file costs what was measured
+        hardest = str(fractions[0])
+        gains = {item["run"]: item["gains"][hardest] for item in measured}
+        plot_context(result.contexts, gains, out, title=f"the hardest {fractions[0]:.0%} of positions")
+
+
+def _require_picture(path: Path) -> None:
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    kinds = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix[1:].lower() not in kinds:
+        raise ConfigError(f"--out is {path}, expected the ending of a picture: {', '.join(sorted(kinds))}")

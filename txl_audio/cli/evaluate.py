@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,7 +49,12 @@ def evaluate(
         str | None, typer.Option(help="sgd or rms: go on learning from what has been scored.")
     ] = None,
     lanes: Annotated[
-        int | None, typer.Option(min=1, help="Documents side by side. [default: 8, text 1]")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Documents side by side; a text is cut into so many pieces, which begin without what stands "
+            "before them. [default: the run's, else 8, text 1; --dynamic 1]",
+        ),
     ] = None,
     precision: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
     stream: Stream = None,
@@ -86,9 +92,9 @@ def evaluate(
             train=train,
             progress=lambda count: update(count, documents.symbols, "symbols"),
         )
-    metrics = _metrics(model.spec, totals)
+    metrics = figures_of(model.spec, totals)
     figures = {
-        **metrics,
+        **for_json(metrics),
         "nats": totals.nats,
         "count": totals.count,
         "split": split,
@@ -104,10 +110,9 @@ def evaluate(
         "precision": precision,
         "preparation": shards.preparation,
     }
-    unit, value = next(iter(metrics.items()))
     tell(
         figures,
-        f"{value:.4f} {unit.replace('_', ' ')} over {totals.count:,} symbols of {split}, "
+        f"{first_figure(metrics)} over {totals.count:,} symbols of {split}, "
         f"{memory} memory; {preparation(shards.preparation)}",
         as_json,
     )
@@ -142,14 +147,18 @@ def score(
     if bool(files) == (tokens is not None) or (tokens is not None and out is None):
         raise ConfigError("give FILES, or --tokens FILE.safetensors with --out OUT.safetensors")
     config, model = recipe.load_run(run, device=device, stream=stream)
+    settings = config.evaluate
+    if settings.dynamic is not None:
+        say("scored without learning: the run's evaluate.dynamic is for `txl-audio evaluate`")
+        settings = settings.model_copy(update={"dynamic": None})
     if tokens is not None and out is not None:
-        _score_tokens(model, tokens, out, config.evaluate, as_json)
+        _score_tokens(model, tokens, out, settings, as_json)
         return
     vocabulary = recipe.vocabulary_of(run, stream) if model.spec.modality == "text" else None
     files = files or []
     if out is not None and (vocabulary is None or len(files) > 1):
         raise ConfigError("--out takes the nats of one text file, or of --tokens; leave it out")
-    _score_files(model, files, vocabulary, out, config.evaluate, as_json)
+    _score_files(model, files, vocabulary, out, settings, as_json)
 
 
 def _score_tokens(
@@ -182,7 +191,13 @@ def _score_files(
     from txl_audio.sampling import sound
 
     codec = recipe.codec_for_sound(model.spec) if vocabulary is None else None
+    if vocabulary is not None:
+        model.spec.require(vocabulary.spec, here="the model", there="the vocabulary")
+    # Without newlines the bits are of the bytes that remain.
+    form = {"newlines": "drop"} if getattr(vocabulary, "drop_newlines", False) else {}
+    note = f" ({preparation(form)})" if form else ""
     scored: list[dict[str, Any]] = []
+    lines: list[str] = []
     left_out: list[str] = []
     with progress_bar("scoring") as update:
         for done, path in enumerate(files, 1):
@@ -197,8 +212,10 @@ def _score_files(
                 continue
             nats = evaluation.score_document(model, symbols, settings)
             totals = evaluation.Totals(nats.double().sum().item(), nats.numel())
-            metrics = _metrics(model.spec, totals)
-            scored.append({"path": str(path), "nats": totals.nats, "count": totals.count, **metrics})
+            metrics = figures_of(model.spec, totals)
+            lines.append(f"{first_figure(metrics)}{note}  {path}")
+            sums = {"nats": totals.nats, "count": totals.count}
+            scored.append({"path": str(path), **sums, **for_json(metrics)})
             if out is not None and vocabulary is not None:
                 known: Sequence[int | str] = vocabulary.symbols
                 names = [_name(known[int(id)]) for id in symbols[1:]]
@@ -208,15 +225,16 @@ def _score_files(
         raise DataError("no file can be scored: " + "; ".join(left_out))
     for reason in left_out:
         say(f"left out {reason}")
-    unit = next(iter(_metrics(model.spec, evaluation.Totals(0.0, 0))))
-    lines = [f"{item[unit]:.4f} {unit.replace('_', ' ')}  {item['path']}" for item in scored]
-    tell({"files": scored, "out": str(out) if out else None}, "\n".join(lines), as_json)
+    tell({"files": scored, "out": str(out) if out else None, **form}, "\n".join(lines), as_json)
     if left_out:
         raise typer.Exit(1)
 
 
 def _settings(config: RunConfig, overrides: list[str], *, origin: str) -> EvaluateConfig:
-    """The run's `evaluate` section, with overrides."""
+    """The run's `evaluate` section, with overrides.
+
+    Lanes of a run that is not scored dynamically are not for dynamic evaluation, see DynamicConfig.
+    """
     from txl_audio import recipe
     from txl_audio.config import parse
 
@@ -225,7 +243,11 @@ def _settings(config: RunConfig, overrides: list[str], *, origin: str) -> Evalua
             raise ConfigError(
                 f"override {override!r} is not of the form evaluate.key=value, the settings that can change"
             )
-    return parse(recipe.RunConfig, config.to_yaml(), overrides, origin=origin).evaluate
+    settings = parse(recipe.RunConfig, config.to_yaml(), overrides, origin=origin).evaluate
+    said = any(override.startswith("evaluate.lanes=") for override in overrides)
+    if settings.dynamic is not None and config.evaluate.dynamic is None and not said:
+        return settings.model_copy(update={"lanes": None})
+    return settings
 
 
 def shards_to_score(
@@ -241,7 +263,7 @@ def shards_to_score(
     return recipe.open_shards(path, model, origin=f"the run {run}")
 
 
-def _metrics(spec: TokenSpec, totals: Totals) -> dict[str, float]:
+def figures_of(spec: TokenSpec, totals: Totals) -> dict[str, float]:
     """The figures people report of a stream, the first one first."""
     from txl_audio import recipe
     from txl_audio.data.text import text_metrics
@@ -249,6 +271,17 @@ def _metrics(spec: TokenSpec, totals: Totals) -> dict[str, float]:
     if spec.modality == "text":
         return text_metrics(spec, nats=totals.nats, count=totals.count)
     return {recipe.bits_name(spec): totals.bits}
+
+
+def first_figure(metrics: Mapping[str, float]) -> str:
+    """The figure people report, with its unit."""
+    unit, value = next(iter(metrics.items()))
+    return f"{value:.4f} {unit.replace('_', ' ')}"
+
+
+def for_json(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """JSON has no infinity."""
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
 def _read(path: Path) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,7 +58,13 @@ def prepare(
 ) -> None:
     """Turn recordings or texts into shards of symbols. Audio continues where an interrupted run stopped."""
     from txl_audio.data.corpora import CORPORA
+    from txl_audio.data.datasets import DATASETS
 
+    known = (*DATASETS, *CORPORA)
+    if dataset is not None and dataset not in known:
+        near = difflib.get_close_matches(dataset, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+        raise ConfigError(f"--dataset is {dataset!r}, which is no set of speech or text; {hint}")
     if dataset in CORPORA:
         if (source is None) == (root is None):
             raise ConfigError(f"--dataset {dataset} needs SOURCE, its archive, folder or file")

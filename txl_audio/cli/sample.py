@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -179,19 +177,14 @@ def _text(
 
     begun, first_chunk_s = time.perf_counter(), 0.0
     pieces = text.continuation(model, vocabulary, tokens=tokens, prompt=prompt, filters=filters, seed=seed)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
     kept: list[str] = []
-    with (
-        runtime.single_thread(next(model.parameters()).device),
-        nullcontext(sys.stdout) if out is None else out.open("w", encoding="utf-8") as file,
-    ):
+    with runtime.single_thread(next(model.parameters()).device), text.text_writer(out) as write:
         for piece, generated in pieces:
             kept.append(piece)
             if generated:
                 first_chunk_s = first_chunk_s or time.perf_counter() - begun
             if out is not None or not as_json:
-                print(piece, end="", file=file, flush=True)
+                write(piece)
     wall_s = time.perf_counter() - begun
     figures = {
         "symbols": tokens,

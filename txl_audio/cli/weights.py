@@ -12,7 +12,9 @@ from txl_audio.cli.common import RunPath, app, one_of, say
 
 @app.command("import")
 def import_weights(
-    source: Annotated[Path, typer.Argument(help="Folder with config.json and weights.")],
+    source: Annotated[
+        Path, typer.Argument(help="Folder with config.json, weights and, of text, vocabulary.json.")
+    ],
     out: Annotated[Path, typer.Option(help="Run folder to write.")],
     segment_len: Annotated[
         int | None, typer.Option(min=1, help="Frames per segment. [default: the source's own, else 128]")
@@ -37,5 +39,7 @@ def export_weights(
     from txl_audio import recipe
 
     one_of("--layout", layout, ("hf", "authors"))
-    recipe.export_run(run, out, layout=layout, stream=stream)  # pyright: ignore[reportArgumentType]
+    warnings = recipe.export_run(run, out, layout=layout, stream=stream)  # pyright: ignore[reportArgumentType]
+    for warning in warnings:
+        say(f"warning: {warning}")
     say(f"exported {run} in the layout {layout}, in {out}")

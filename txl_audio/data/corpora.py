@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
-from txl_audio.data.archives import SourceFile, list_files, measure, read_blocks, read_range
+from txl_audio.data.archives import OpenFile, SourceFile, list_files, measure
 from txl_audio.data.audio import file_sha256
 from txl_audio.tokens import ConfigError, DataError
 
 DEFAULT_FRACTIONS = "90/5/5"
 SPLITS = ("train", "val", "test")
+Chosen: TypeAlias = list[tuple[str, SourceFile]]
+"""Files with the split that each belongs to, `all` where it holds all of them."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Corpus:
         symbols: what a token is.
         files: pattern of file names per split, matched at the end of the path; where one file holds
             all splits its key is `all`.
+        expected: the names of files and archives in words, for messages.
         held_out_bytes: of a file with all splits, the bytes of each of val and test, which stand last.
         strip: whether white space at the ends of a split is left out.
         archive: pattern of the archive that the files come in.
@@ -44,6 +47,7 @@ class Corpus:
 
     symbols: Literal["bytes", "characters", "words"]
     files: Mapping[str, str] = field(default_factory=dict)
+    expected: str = ""
     held_out_bytes: int = 0
     strip: bool = False
     archive: str = "(?!)"
@@ -63,6 +67,7 @@ def _named_splits(*patterns: str) -> dict[str, str]:
 
 
 _WIKITEXT = _named_splits(r"wiki\.SPLIT\.tokens", r"SPLIT\.txt")
+_WIKITEXT_NAMES = "wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens"
 _LM1B = "1-billion-word-language-modeling-benchmark-r13output"
 _LM1B_HELD_OUT = r"heldout-monolingual\.tokenized\.shuffled/news\.en\.heldout-00000-of-00050"
 
@@ -70,6 +75,7 @@ CORPORA: dict[str, Corpus] = {
     "enwik8": Corpus(
         symbols="bytes",
         files={"all": "enwik8"},
+        expected="enwik8 or enwik8.zip",
         held_out_bytes=5_000_000,
         archive=r"enwik8\.zip",
         sha256={"enwik8": "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8"},
@@ -79,6 +85,7 @@ CORPORA: dict[str, Corpus] = {
     "text8": Corpus(
         symbols="characters",
         files={"all": "text8"},
+        expected="text8 or text8.zip",
         held_out_bytes=5_000_000,
         strip=True,
         archive=r"text8\.zip",
@@ -88,6 +95,7 @@ CORPORA: dict[str, Corpus] = {
     "wt103": Corpus(
         symbols="words",
         files=_WIKITEXT,
+        expected=f"{_WIKITEXT_NAMES} or wikitext-103-v1.zip",
         archive=r"wikitext-103-v1\.zip",
         counted=("train",),
         sha256={"wikitext-103-v1.zip": "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"},
@@ -97,6 +105,7 @@ CORPORA: dict[str, Corpus] = {
     "wt2": Corpus(
         symbols="words",
         files=_WIKITEXT,
+        expected=f"{_WIKITEXT_NAMES} or wikitext-2-v1.zip",
         archive=r"wikitext-2-v1\.zip",
         sha256={
             "wikitext-2-v1.zip": "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
@@ -109,6 +118,7 @@ CORPORA: dict[str, Corpus] = {
     "ptb": Corpus(
         symbols="words",
         files=_named_splits(r"ptb\.SPLIT\.txt", r"SPLIT\.txt"),
+        expected="ptb.train.txt, ptb.valid.txt and ptb.test.txt or simple-examples.tgz",
         archive=r"simple-examples\.(tgz|tar\.gz)",
         lower_case=True,
         tokens={"train": 929_589, "val": 73_760, "test": 82_430},
@@ -122,6 +132,7 @@ CORPORA: dict[str, Corpus] = {
             "val": _LM1B_HELD_OUT,
             "test": _LM1B_HELD_OUT,
         },
+        expected=f"training-monolingual.tokenized.shuffled/news.en-00001-of-00100 or {_LM1B}.tar.gz",
         archive=re.escape(_LM1B) + r"\.tar(\.gz)?",
         sentence_mark="<S>",
         vocabulary=("1b_word_vocab.txt", "https://github.com/rafaljozefowicz/lm"),
@@ -148,10 +159,6 @@ class Part:
     end: int
     sha256: str
 
-    def blocks(self) -> Iterator[tuple[bytes, bool]]:
-        """As `read_blocks`."""
-        return read_blocks(self.file, self.begin, self.end)
-
 
 def corpus_of(dataset: str, split: str | None, newlines: str | None) -> Corpus:
     """The corpus of that name in the asked form. Raises ConfigError for options that do not fit."""
@@ -169,17 +176,12 @@ def corpus_of(dataset: str, split: str | None, newlines: str | None) -> Corpus:
 
 def choose_files(
     corpus: Corpus, dataset: str, source: Path, split: str | None, stack: ExitStack
-) -> tuple[Path, list[tuple[str, SourceFile]]]:
-    """Files with their split (`all` where they hold several), and the archive or folder they are in."""
+) -> tuple[Path, Chosen, list[str]]:
+    """Files with their split (`all` where they hold several), the archive or folder they are in, warnings."""
     files = list_files(source, stack)
     if not corpus.files:
-        chosen = [] if split is not None else _matching(files, _ANY_NAMED)
-        if {"train", "val"} <= {name for name, _ in chosen}:
-            return source, chosen
-        texts = [f for f in files if re.search(r"\.txt(\.(gz|bz2|xz))?$", f.name)]
-        if not texts and len(files) > 1:
-            raise DataError(f"{source} has {len(files)} files, none of them .txt; give one file or rename")
-        return source, [("all", file) for file in texts or files]
+        chosen = _any_text(files, source, split)
+        return source, chosen, _left_out(files, chosen)
     chosen = _matching(files, corpus.files)
     if not chosen and source.is_dir():
         archives = [file.name for file in files if re.fullmatch(corpus.archive, Path(file.name).name)]
@@ -187,19 +189,41 @@ def choose_files(
             source = source / archives[0]
             chosen = _matching(list_files(source, stack), corpus.files)
     if not chosen:
-        patterns = ", ".join(dict.fromkeys(corpus.files.values()))
-        raise DataError(
-            f"no files of {dataset} in {source}; expected names like {patterns}, or the archive "
-            f"{corpus.archive}"
-        )
+        raise DataError(f"no files of {dataset} in {source}; expected names like {corpus.expected}")
     counts = Counter(name for name, _ in chosen)
     if corpus.sentence_mark is None and max(counts.values()) > 1:
         names = ", ".join(file.name for _, file in chosen)
         raise DataError(f"{source} has several files for a split ({names}); give the folder of one corpus")
-    return source, chosen
+    return source, chosen, []
 
 
-def _matching(files: list[SourceFile], patterns: Mapping[str, str]) -> list[tuple[str, SourceFile]]:
+def _any_text(files: list[SourceFile], source: Path, split: str | None) -> Chosen:
+    """Files named for splits, else those that are called texts, else the only one."""
+    chosen = [] if split is not None else _matching(files, _ANY_NAMED)
+    if not {"train", "val"} <= {name for name, _ in chosen}:
+        texts = [file for file in files if re.search(r"\.txt(\.(gz|bz2|xz))?$", file.name)]
+        if not texts and len(files) != 1:
+            raise DataError(f"{source} has {len(files)} files, none of them .txt; give one file or rename")
+        chosen = [("all", file) for file in texts or files]
+    names: dict[str, str] = {}
+    for _, file in chosen:
+        unpacked = re.sub(r"\.(gz|bz2|xz)$", "", file.name)
+        if unpacked in names:
+            raise DataError(
+                f"{source} has {names[unpacked]} and {file.name}, which would count twice; remove one"
+            )
+        names[unpacked] = file.name
+    return chosen
+
+
+def _left_out(files: list[SourceFile], chosen: Chosen) -> list[str]:
+    used = {file.name for _, file in chosen}
+    names = [file.name for file in files if file.name not in used]
+    shown = ", ".join(names[:5]) + ", ..." * (len(names) > 5)
+    return [f"{len(names)} of {len(files)} files are left out: {shown}"] if names else []
+
+
+def _matching(files: list[SourceFile], patterns: Mapping[str, str]) -> Chosen:
     return [
         (split, file)
         for split, pattern in patterns.items()
@@ -222,13 +246,14 @@ def _differs(name: str, found: str, expected: str | None) -> list[str]:
 
 def cut_parts(
     corpus: Corpus,
-    chosen: list[tuple[str, SourceFile]],
+    chosen: Chosen,
     split: str | None,
     read: Callable[[int], None],
 ) -> tuple[list[Part], str, list[str]]:
     """Parts in the order of the splits, how they were cut, and warnings about their content.
 
-    `read` gets the bytes of every block that was read to tell size and checksum.
+    `read` gets the bytes of every block that was read, for size and checksum or on the way to a cut.
+    Raises DataError where all files are empty.
     """
     facts: dict[str, tuple[int, str]] = {}
     warnings: list[str] = []
@@ -237,11 +262,13 @@ def cut_parts(
             facts[file.name] = measure(file, read)
             name = Path(file.name).name
             warnings += _differs(name, facts[file.name][1], corpus.sha256.get(name))
+    total = sum(size for size, _ in facts.values())
+    if total == 0:
+        raise DataError(f"{', '.join(facts)}: there is no text in it; expected at least one symbol")
     if chosen[0][0] != "all":
         parts = [Part(name, file, 0, *facts[file.name]) for name, file in chosen]
         how = "official" if corpus.files else "by file name"
         return [part for part in parts if part.end], how, warnings
-    total = sum(size for size, _ in facts.values())
     if corpus.files:
         held_out, how = corpus.held_out_bytes, "official"
         cuts = [0, total - 2 * held_out, total - held_out, total]
@@ -251,17 +278,18 @@ def cut_parts(
         how = split or DEFAULT_FRACTIONS
         a, b, c = _fractions(how)
         cuts = [0, round(total * a / (a + b + c)), round(total * (a + b) / (a + b + c)), total]
-    parts = []
-    for name, (begin, end) in zip(SPLITS, pairwise(cuts), strict=True):
-        at = 0
-        for _, file in chosen:
-            size, sha256 = facts[file.name]
-            first, last = (_boundary(corpus, file, min(max(0, cut - at), size), size) for cut in (begin, end))
-            if first < last:
-                part = Part(name, file, first, last, sha256)
-                parts.append(_stripped(part) if corpus.strip else part)
-            at += size
-    return parts, how, warnings
+    parts: list[Part] = []
+    at = 0
+    for _, file in chosen:
+        size, sha256 = facts[file.name]
+        with OpenFile(file, read) as opened:
+            places = [_boundary(corpus, opened, min(max(0, cut - at), size), size) for cut in cuts]
+            for name, (begin, end) in zip(SPLITS, pairwise(places), strict=True):
+                if begin < end:
+                    part = Part(name, file, begin, end, sha256)
+                    parts.append(_stripped(part, opened) if corpus.strip else part)
+        at += size
+    return sorted(parts, key=lambda part: SPLITS.index(part.split)), how, warnings
 
 
 def _fractions(split: str) -> list[float]:
@@ -269,24 +297,25 @@ def _fractions(split: str) -> list[float]:
         fractions = [float(part) for part in split.split("/")]
     except ValueError:
         fractions = []
-    if len(fractions) != 3 or min(fractions) < 0 or not 0 < fractions[0] < float("inf"):
+    # The last also tells infinity and "nan".
+    if len(fractions) != 3 or min(fractions) < 0 or fractions[0] == 0 or not sum(fractions) < 1e9:
         raise ConfigError(f"--split is {split!r}, expected train/val/test fractions like {DEFAULT_FRACTIONS}")
     return fractions
 
 
-def _boundary(corpus: Corpus, file: SourceFile, at: int, size: int) -> int:
+def _boundary(corpus: Corpus, file: OpenFile, at: int, size: int) -> int:
     """The first place from `at` on where a text may be cut: after a line of words, before a character."""
     if corpus.symbols == "bytes" or at in (0, size):
         return at
     if corpus.symbols == "characters":
-        data = read_range(file, at, at + 4)
+        data = file.read(at, at + 4)
         return at + next((i for i, byte in enumerate(data) if byte & 0xC0 != 0x80), len(data))
-    data = read_range(file, at - 1, at + (1 << 20))
+    data = file.read(at - 1, at + (1 << 20))
     return at - 1 + (data.find(b"\n") + 1 or data.find(b" ") + 1 or len(data))
 
 
-def _stripped(part: Part) -> Part:
-    head = read_range(part.file, part.begin, min(part.end, part.begin + 64))
-    tail = read_range(part.file, max(part.begin, part.end - 64), part.end)
+def _stripped(part: Part, file: OpenFile) -> Part:
+    head = file.read(part.begin, min(part.end, part.begin + 64))
+    tail = file.read(max(part.begin, part.end - 64), part.end)
     begin = part.begin + len(head) - len(head.lstrip())
     return replace(part, begin=begin, end=part.end - (len(tail) - len(tail.rstrip())))

@@ -1,4 +1,4 @@
-"""Text corpora to shards: checksums, vocabulary and symbols, each in one pass over the files.
+"""Text corpora to shards: checksums, vocabulary and symbols, block by block.
 
 Order of ids, unknown words and line marks are those of the authors' `data_utils.py` and `vocabulary.py`
 (kimiyoung/transformer-xl), so that results can be compared.
@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from txl_audio.data.archives import OpenFile
 from txl_audio.data.corpora import SPLITS, Corpus, Part, check_archive, choose_files, corpus_of, cut_parts
 from txl_audio.data.shards import INDEX_FILE, Document, Shards, ShardWriter, finish_interrupted
 from txl_audio.data.text import (
@@ -72,8 +74,9 @@ def prepare_text(
 ) -> TextReport:
     """Encodes a corpus into the shard folder `out`, with its `vocabulary.json`.
 
-    Files are read three times (checksum, vocabulary, symbols), block by block. A call that would make
-    what is already there returns at once (`unchanged`). After an interruption `out` is as before.
+    Files are read three times, for checksums, vocabulary and symbols; a compressed file that splits are cut
+    out of once or twice more, for the places of the cuts. A call that would make what is already there
+    returns after the checksums (`unchanged`). After an interruption `out` is as before.
 
     Args:
         dataset: a name of `CORPORA`.
@@ -93,8 +96,8 @@ def prepare_text(
     corpus = corpus_of(dataset, split, newlines)
     out, source = Path(out), Path(source)
     with ExitStack() as stack:
-        path, chosen = choose_files(corpus, dataset, source, split, stack)
-        warnings = check_archive(corpus, path)
+        path, chosen, warnings = choose_files(corpus, dataset, source, split, stack)
+        warnings += check_archive(corpus, path)
         parts, how, differences = cut_parts(corpus, chosen, split, _counted("checking", 0, progress))
         missing = [name for name in SPLITS if all(part.split != name for part in parts)]
         warnings += differences + [f"there is no {name} in {source}" for name in missing]
@@ -131,7 +134,7 @@ def prepare_text(
             )
         vocabulary = fixed or _count(corpus, parts, newlines == "drop", progress)
         with ShardWriter(out, spec=vocabulary.spec, preparation=preparation) as writer:
-            unknown = _write(writer, parts, vocabulary, progress)
+            unknown = _write(writer, corpus, parts, vocabulary, progress)
             vocabulary.save(writer.folder / VOCABULARY_FILE)
             made = {"source": str(source), "request": request, "unknown": unknown}
             (writer.folder / CORPUS_FILE).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
@@ -150,15 +153,47 @@ def _counted(what: str, total: int, progress: Progress) -> Callable[[int], None]
     return add
 
 
+def _whole_characters(data: bytes) -> int:
+    """Bytes before the last character of UTF-8, which may go on."""
+    last = (back for back in range(1, min(4, len(data)) + 1) if data[-back] & 0xC0 != 0x80)
+    return len(data) - next(last, 0)
+
+
+def _whole_words(data: bytes) -> int:
+    """Bytes up to the last white space. After "\\r" a line may have "\\n" to come."""
+    return 1 + max(data.rfind(space) for space in (b"\n", b" ", b"\t"))
+
+
+_CUTS: dict[str, Callable[[bytes], int]] = {
+    "bytes": len,
+    "characters": _whole_characters,
+    "words": _whole_words,
+}
+
+
+def _read(corpus: Corpus, parts: Sequence[Part]) -> Iterator[tuple[Part, Iterator[tuple[bytes, bool]]]]:
+    """Every part with its blocks, as of `OpenFile.blocks`, which cut no symbol.
+
+    To be read in this order: parts that follow each other in a file take one pass over it.
+    """
+    for file, of_file in groupby(parts, key=lambda part: part.file):
+        with OpenFile(file) as opened:
+            for part in of_file:
+                yield part, opened.blocks(part.begin, part.end, _CUTS[corpus.symbols])
+
+
 def _fixed_vocabulary(corpus: Corpus, dataset: str, path: Path) -> WordVocabulary | None:
     if corpus.vocabulary is None:
         return None
     name, origin = corpus.vocabulary
     for folder in (path, path.parent):
         if (folder / name).is_file():
-            lines = (folder / name).read_text(encoding="utf-8").split("\n")
-            words = dict.fromkeys(line.split()[0] for line in lines if line.strip())
-            return WordVocabulary(words, line_end=corpus.sentence_mark or "<eos>", begins=True)
+            try:
+                lines = (folder / name).read_text(encoding="utf-8").split("\n")
+                words = dict.fromkeys(line.split()[0] for line in lines if line.strip())
+                return WordVocabulary(words, line_end=corpus.sentence_mark or "<eos>", begins=True)
+            except ValueError as error:  # among them DataError and what is no UTF-8
+                raise DataError(f"{folder / name}: {error}; download it again from {origin}") from error
     raise DataError(
         f"{dataset} has a fixed vocabulary, {name}, which is not beside {path}; download it from {origin}"
     )
@@ -172,8 +207,8 @@ def _count(corpus: Corpus, parts: list[Part], drop_newlines: bool, progress: Pro
     counted = [part for part in parts if part.split in corpus.counted] or parts
     counts: Counter[Any] = Counter()
     add = _counted("counting", sum(part.end - part.begin for part in counted), progress)
-    for part in counted:
-        for block, _ in part.blocks():
+    for _, blocks in _read(corpus, counted):
+        for block, _ in blocks:
             if corpus.symbols == "bytes":
                 counts.update(block.replace(b"\n", b""))
             else:
@@ -190,15 +225,17 @@ def _count(corpus: Corpus, parts: list[Part], drop_newlines: bool, progress: Pro
     return WordVocabulary(dict.fromkeys(["<eos>", *symbols]), lower_case=corpus.lower_case)
 
 
-def _write(writer: ShardWriter, parts: list[Part], vocabulary: TextVocabulary, progress: Progress) -> int:
+def _write(
+    writer: ShardWriter, corpus: Corpus, parts: list[Part], vocabulary: TextVocabulary, progress: Progress
+) -> int:
     """Appends every part as a document; returns how many tokens became the unknown word."""
     unknown = 0
     add = _counted("encoding", sum(part.end - part.begin for part in parts), progress)
 
-    def symbols(part: Part) -> Iterator[np.ndarray]:
+    def symbols(part: Part, blocks: Iterator[tuple[bytes, bool]]) -> Iterator[np.ndarray]:
         nonlocal unknown
         encoder = vocabulary.stream_encoder()
-        for block, last in part.blocks():
+        for block, last in blocks:
             try:
                 ids = encoder.push(block, complete=last)
             except DataError as error:
@@ -208,9 +245,11 @@ def _write(writer: ShardWriter, parts: list[Part], vocabulary: TextVocabulary, p
             add(len(block))
         unknown += encoder.unknown
 
-    for part in parts:
+    for part, blocks in _read(corpus, parts):
         id = f"{part.split}/{part.file.name}"
-        writer.append(symbols(part), id=id, split=part.split, source=part.file.name, sha256=part.sha256)
+        writer.append(
+            symbols(part, blocks), id=id, split=part.split, source=part.file.name, sha256=part.sha256
+        )
     return unknown
 
 

@@ -188,16 +188,14 @@ def unit(spec: TokenSpec) -> str:
     return {"bytes": "byte", "characters": "character", "words": "word"}.get(spec.name, "symbol")
 
 
-def metric_name(spec: TokenSpec) -> str:
-    """The figure people report: bits_per_byte, bits_per_character, perplexity (words) or bits_per_symbol."""
-    return "perplexity" if spec.name == "words" else f"bits_per_{unit(spec)}"
-
-
 def text_metrics(spec: TokenSpec, *, nats: float, count: int) -> dict[str, float]:
-    """Figures of `nats` over `count` symbols, the one of `metric_name` first; words have bits too."""
+    """Figures of `nats` over `count` symbols by name, first the one that people report: bits_per_byte,
+    bits_per_character, perplexity (of words, which have bits_per_word too) or bits_per_symbol."""
     mean = nats / max(1, count)
     bits = {f"bits_per_{unit(spec)}": mean / math.log(2)}
-    return {"perplexity": math.exp(mean), **bits} if spec.name == "words" else bits
+    if spec.name != "words":
+        return bits
+    return {"perplexity": math.inf if mean > 700 else math.exp(mean), **bits}  # 1e304 is a number still
 
 
 class _ByteEncoder:

@@ -2,6 +2,6 @@
 
 from txl_audio.interop.exporters import write_folder
 from txl_audio.interop.importers import Imported, read_folder
-from txl_audio.interop.layouts import Layout
+from txl_audio.interop.layouts import FIRST_MEMORY, Layout
 
-__all__ = ["Imported", "Layout", "read_folder", "write_folder"]
+__all__ = ["FIRST_MEMORY", "Imported", "Layout", "read_folder", "write_folder"]

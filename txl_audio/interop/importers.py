@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from txl_audio.data.text import WordVocabulary
-from txl_audio.interop.layouts import Layout, Settings, parts_of, places
+from txl_audio.data.text import TextVocabulary
+from txl_audio.interop.layouts import Layout, Settings, is_plain, missing_keys, parts_of, places
 from txl_audio.interop.vocabulary import read_vocabulary
 from txl_audio.model.embeddings import EmbeddingConfig
 from txl_audio.model.heads import HeadConfig
@@ -32,7 +32,7 @@ WEIGHT_FILES = ("weights.safetensors", "model.safetensors", "pytorch_model.bin",
 class Imported:
     """A foreign model in our terms; `weights` is the state dict of a `SequenceModel`.
 
-    vocabulary: of the words, where one lies beside the weights.
+    vocabulary: of the symbols, where one lies beside the weights.
     """
 
     spec: TokenSpec
@@ -40,7 +40,7 @@ class Imported:
     embedding: EmbeddingConfig
     head: HeadConfig
     weights: dict[str, Tensor]
-    vocabulary: WordVocabulary | None = None
+    vocabulary: TextVocabulary | None = None
 
 
 def read_folder(folder: str | Path, *, segment_len: int | None = None) -> Imported:
@@ -52,9 +52,14 @@ def read_folder(folder: str | Path, *, segment_len: int | None = None) -> Import
     folder = Path(folder)
     settings = _read_json(folder / "config.json")
     layout: Layout = "hf" if settings.get("model_type") == "transfo-xl" else "authors"
+    missing, needed = missing_keys(settings, layout)
+    if missing:
+        raise CheckpointError(
+            f"{folder / 'config.json'} lacks {', '.join(missing)}; expected the keys {', '.join(needed)}"
+        )
     weights = _read_weights(folder)
     try:
-        size = settings["vocab_size" if layout == "hf" else "n_token"]
+        size = settings[needed[0]]
         core, embedding, head = parts_of(settings, layout, segment_len=segment_len)
         ours = _rename(settings, layout, weights)
     except KeyError as error:
@@ -80,7 +85,7 @@ def _rename(settings: Settings, layout: Layout, weights: Mapping[str, Tensor]) -
     theirs = {name.removeprefix("transformer."): value for name, value in weights.items()}
     ours: dict[str, Tensor] = {}
     used = {CONSTANT}
-    for place in places(settings, layout):
+    for place in places(settings, layout, plain=is_plain(settings)):
         names = place.theirs
         if place.copies:
             names = tuple(name for name in (*names, *place.copies) if name in theirs)[:1] or names

@@ -57,8 +57,27 @@ _LAYER = {
     "feed_forward_norm.bias": "pos_ff.layer_norm.bias",
 }
 
+FIRST_MEMORY: dict[Layout, Literal["empty", "zeros"]] = {"authors": "empty", "hf": "zeros"}
+"""What a stream begins with in each layout's own code. No file says so."""
+
 _NOT_STORED = {"attention", "first_memory", "zero_init"}
-"""Settings of a core that a layout fixes by itself, or that change no result of a trained model."""
+"""Settings of a core that are not looked for in a layout: they change no result of a trained model, but
+`first_memory`, which changes that of a stream's beginning (FIRST_MEMORY)."""
+
+_NEEDED = (
+    "n_layer",
+    "n_head",
+    "d_model",
+    "d_head",
+    "d_inner",
+    "d_embed",
+    "cutoffs",
+    "pre_lnorm",
+    "mem_len",
+    "same_length",
+    "attn_type",
+    "clamp_len",
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +92,14 @@ class Place:
     copies: tuple[str, ...] = ()
     read: Callable[[Sequence[Tensor]], Tensor] = lambda theirs: theirs[0]
     write: Callable[[Tensor], Sequence[Tensor]] = lambda ours: [ours]
+
+
+def missing_keys(settings: Settings, layout: Layout) -> tuple[list[str], tuple[str, ...]]:
+    """Keys of theirs that `settings` lack, and all that are needed, that of the vocabulary's size first."""
+    needed = ("vocab_size" if layout == "hf" else "n_token", *_NEEDED)
+    if settings.get("attn_type") in (1, 3):  # their tables have a row for each distance of a segment
+        needed += ("tgt_len",)
+    return [key for key in needed if key not in settings], needed
 
 
 def is_plain(settings: Settings) -> bool:
@@ -96,7 +123,7 @@ def is_tied(settings: Settings) -> bool:
 def parts_of(settings: Settings, layout: Layout, *, segment_len: int | None = None) -> Parts:
     """Our configs for their settings. `segment_len` replaces their `tgt_len`.
 
-    Raises CheckpointError for settings that have no counterpart here, KeyError for missing ones.
+    Raises CheckpointError for settings that have no counterpart here.
     """
     if settings.get("ext_len"):
         raise CheckpointError(f"ext_len {settings['ext_len']} is not supported; expected ext_len 0")
@@ -114,7 +141,7 @@ def parts_of(settings: Settings, layout: Layout, *, segment_len: int | None = No
         window="same_length" if settings["same_length"] else "segment",
         positions=_positions_of(settings, layout, segment_len),
         norm="pre" if settings["pre_lnorm"] else "post",
-        first_memory="zeros" if layout == "hf" else "empty",
+        first_memory=FIRST_MEMORY[layout],
         dropout=settings.get("dropout", 0.0),
         attention_dropout=settings.get("dropatt", 0.0),
     )
@@ -220,9 +247,12 @@ def settings_of(model: SequenceModel, layout: Layout) -> dict[str, Any]:
     return settings
 
 
-def places(settings: Settings, layout: Layout) -> list[Place]:
-    """Every tensor of the model that `settings` describe, ours and theirs."""
-    softmax = _plain_places(settings) if is_plain(settings) else _adaptive_places(settings, layout)
+def places(settings: Settings, layout: Layout, *, plain: bool) -> list[Place]:
+    """Every tensor of the model that `settings` describe, ours and theirs.
+
+    plain: ours has an ordinary softmax, not an adaptive one (which may have one cluster only).
+    """
+    softmax = _plain_places(settings) if plain else _adaptive_places(settings, layout)
     return [*softmax, *_core_places(settings), *_position_places(settings, layout)]
 
 

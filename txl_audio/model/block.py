@@ -25,7 +25,7 @@ class BlockConfig(Config):
 
     norm_kind: LayerNorm (the paper) or RMSNorm, which neither centres nor shifts.
     activation: `relu2` is the squared ReLU (So et al. 2021), `swiglu` a gated one (Shazeer 2020) whose
-    inner width is two thirds of d_ff, so that both have the same number of weights.
+    inner width is two thirds of d_ff, in multiples of 8, so that both have about as many weights.
     qk_norm: queries and keys of every head have root mean square 1 before the score (Henry et al. 2020).
     zero_init: what a layer adds starts at zero, so that a deep model begins as a shallow one.
     """
@@ -56,7 +56,7 @@ class Block(nn.Module):
         self.out = nn.Linear(width, c.d_model, bias=False)
         self.qk_norm = c.qk_norm
         self.attention_norm = new_norm(c)
-        inner = round(c.d_ff / 12) * 8 if c.activation == "swiglu" else c.d_ff
+        inner = max(8, round(c.d_ff / 12) * 8) if c.activation == "swiglu" else c.d_ff
         self.expand = nn.Linear(c.d_model, 2 * inner if c.activation == "swiglu" else inner)
         self.activation = ACTIVATIONS[c.activation]
         self.contract = nn.Linear(inner, c.d_model)

@@ -5,7 +5,7 @@ Shapes: B lanes, T frames, K symbols per frame, R recent symbols, W history symb
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -150,11 +150,11 @@ class SequenceModel(nn.Module):
         state: SequenceState,
         reset: Tensor | None = None,
         *,
-        layers: Iterable[int] = (),
+        layers: Sequence[int] = (),
     ) -> tuple[Tensor, Tensor, Tensor, SequenceState]:
         """As `loss`, with a second sum: the nats of the same targets, predicted from `layers` of the core."""
         outputs: list[Tensor] = []
-        hidden, history, state = self.encode(inputs, state, reset, layer_outputs=outputs)
+        hidden, history, state = self.encode(inputs, state, reset, layer_outputs=outputs if layers else None)
         loss = self.head.nll(hidden, history, targets).sum()
         auxiliary = loss.new_zeros(())
         for layer in layers:

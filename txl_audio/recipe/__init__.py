@@ -15,11 +15,10 @@ from txl_audio.recipe.runs import (
     vocabulary_of,
     write_tensors,
 )
-from txl_audio.recipe.training import BITS, bits_name, config_of_run, train
+from txl_audio.recipe.training import bits_name, config_of_run, train
 from txl_audio.recipe.weights import export_run, import_run
 
 __all__ = [
-    "BITS",
     "CODECS",
     "ModelConfig",
     "RunConfig",

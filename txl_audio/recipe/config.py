@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
+from torch import nn
 
 from txl_audio import runtime
 from txl_audio.codecs import WaveformCodec
@@ -78,10 +80,25 @@ class ModelConfig(Config):
     head: HeadConfig | None = None
     streams: dict[str, StreamConfig] = Field(default_factory=dict)
 
+    @field_validator("streams")
+    @classmethod
+    def _names(cls, streams: dict[str, StreamConfig]) -> dict[str, StreamConfig]:
+        # Weights are found by these names, as attributes of a module.
+        for name in streams:
+            if not re.fullmatch("[a-z][a-z0-9_]*", name):
+                raise ValueError(
+                    f"a stream is called {name!r}, expected lower-case letters, digits and _, a letter first"
+                )
+            if hasattr(nn.ModuleDict(), name):
+                raise ValueError(f"a stream is called {name!r}, which a PyTorch module needs; choose another")
+        return streams
+
     @model_validator(mode="after")
     def _check(self) -> ModelConfig:
         if bool(self.streams) == (self.embedding is not None or self.head is not None):
             raise ValueError("give embedding and head for one stream, or streams for several")
+        if self.streams and (self.vocab_size is not None or self.symbols_per_frame != 1):
+            raise ValueError("vocab_size and symbols_per_frame are of one stream; move them into streams")
         self.parts()
         return self
 
@@ -115,6 +132,7 @@ class RunConfig(Config):
     (default runs/NAME).
 
     precision: of matrix products; `auto` is what this machine is faster with, and a run keeps it.
+    evaluate: how the run is scored, and by the end of its training too, which does not do it dynamically.
     """
 
     name: str

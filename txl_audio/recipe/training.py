@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from txl_audio import cost, parallel, runtime
 from txl_audio.checkpoint import RunFolder, write_atomically
 from txl_audio.config import load
 from txl_audio.data.shards import Shards
-from txl_audio.data.text import VOCABULARY_FILE
+from txl_audio.data.stream import Documents
+from txl_audio.data.text import VOCABULARY_FILE, load_vocabulary, unit
+from txl_audio.evaluate import EvaluateConfig
 from txl_audio.lanes import StreamData, StreamTraining
 from txl_audio.recipe.config import RunConfig
 from txl_audio.recipe.parts import codec_for_sound
 from txl_audio.recipe.runs import SplitDocuments, new_model
 from txl_audio.report import Reporter, Silence, StreamFacts
-from txl_audio.sampling.gallery import keep_sample
+from txl_audio.sampling.gallery import keep_sound, keep_text
 from txl_audio.tokens import CheckpointError, ConfigError, TokenSpec
 from txl_audio.train import Trainer
 
-BITS = {
-    "waveform": "bits_per_sample",
-    "codes": "bits_per_code",
-    "bytes": "bits_per_byte",
-    "characters": "bits_per_character",
-    "words": "bits_per_word",
-    "text": "bits_per_symbol",
-}
-"""Name of the bits figure of a vocabulary or, where it has none of its own, of a modality."""
+PROMPT_SYMBOLS = 32
+"""Length of the beginning of the validation split from which a text sample goes on."""
 
 
 def bits_name(spec: TokenSpec) -> str:
-    return BITS[spec.modality] if spec.modality != "text" else BITS.get(spec.name, BITS["text"])
+    """Name of the bits figure, such as `bits_per_sample`."""
+    of_sound = {"waveform": "sample", "codes": "code"}
+    return f"bits_per_{of_sound.get(spec.modality) or unit(spec)}"
 
 
 def train(config: RunConfig, *, resume: bool = False, overwrite: bool = False) -> bool:
@@ -67,18 +65,16 @@ def _train(config: RunConfig, device: torch.device, *, resume: bool, overwrite: 
         folder=folder,
         seed=config.seed,
         precision=precision,
-        scoring=config.evaluate.model_copy(update={"dynamic": None}),
+        scoring=_scoring(config),
     )
     first = runtime.rank() == 0
     # Both draw random numbers, so they come before the random state is restored.
-    facts = {name: _facts(stream, precision) for name, stream in trainer.streams.items() if first}
+    facts = {
+        name: _facts(stream, precision, shards[name]) for name, stream in trainer.streams.items() if first
+    }
     machine_flops = runtime.matmul_flops(device, getattr(torch, precision)) if first else 1.0
     if resume:
         trainer.resume()
-        specs = folder.specs()
-        for name, stream in model.streams.items():
-            here = f"the data {config.data_folders[name]}"
-            stream.spec.require(specs[name], here=here, there=f"the run {folder.path}")
     if not first:
         return trainer.run(Silence())
     if resume:
@@ -92,15 +88,9 @@ def _train(config: RunConfig, device: torch.device, *, resume: bool, overwrite: 
     with Reporter(
         folder.path, streams=facts, machine_flops=machine_flops, resumed_at=trainer.at.step
     ) as reporter:
-        for name, stream in model.streams.items():
-            if stream.spec.modality != "text":
-                trainer.samplers[name] = partial(
-                    keep_sample,
-                    codec=codec_for_sound(stream.spec),
-                    seconds=config.train.sample_seconds,
-                    folder=folder.path / "samples",
-                    writer=reporter.writer,
-                )
+        if config.train.sample_every:
+            for name, opened in shards.items():
+                trainer.samplers[name] = _sampler(trainer, name, opened, reporter)
         return trainer.run(reporter)
 
 
@@ -115,13 +105,58 @@ def _stream_data(shards: Shards) -> StreamData:
     return StreamData(train, SplitDocuments(shards, "val"), data_id=train.data_id, separator=train.separator)
 
 
-def _facts(stream: StreamTraining, precision: runtime.Precision) -> StreamFacts:
+def _scoring(config: RunConfig) -> EvaluateConfig:
+    """How the end of training scores every stream. ConfigError for what streams cannot have in common."""
+    given = config.evaluate.model_dump(exclude_none=True)
+    own = sorted(set(given) - {"lanes"})
+    if config.model.streams and own:
+        raise ConfigError(
+            f"evaluate.{own[0]} would be the same for {', '.join(config.model.streams)}; leave it out, and "
+            "give it to `txl-audio evaluate --stream NAME`"
+        )
+    return config.evaluate.model_copy(update={"dynamic": None})
+
+
+def _sampler(trainer: Trainer, name: str, shards: Shards, reporter: Reporter) -> Callable[..., None]:
+    """What makes and files samples of one stream."""
+    several, folder = len(trainer.streams) > 1, reporter.folder / "samples"
+    folder, tag = (folder / name, f"sample/{name}") if several else (folder, "sample")
+    stream = trainer.streams[name]
+    if stream.model.spec.modality == "text":
+        vocabulary = load_vocabulary(shards.path / VOCABULARY_FILE)
+        return partial(
+            keep_text,
+            vocabulary=vocabulary,
+            prompt=_beginning(stream.data.valid),
+            folder=folder,
+            tag=tag,
+            writer=reporter.writer,
+        )
+    return partial(
+        keep_sound,
+        codec=codec_for_sound(stream.model.spec),
+        seconds=trainer.config.sample_seconds,
+        folder=folder,
+        tag=tag,
+        writer=reporter.writer,
+    )
+
+
+def _beginning(documents: Documents) -> torch.Tensor:
+    """The first symbols of the first document that has any."""
+    lines = (documents[index] for index in range(len(documents)))
+    first = next((line for line in lines if len(line)), np.empty(0))
+    return torch.from_numpy(first[:PROMPT_SYMBOLS].astype(np.int64))
+
+
+def _facts(stream: StreamTraining, precision: runtime.Precision, shards: Shards) -> StreamFacts:
     lanes, segment_len = stream.config.lanes, stream.config.segment_len
     assert lanes is not None and segment_len is not None
     flops = cost.training_flops_per_symbol(
         stream.model, lanes=lanes, segment_len=segment_len, precision=precision
     )
-    return StreamFacts(bits_name(stream.model.spec), flops)
+    newlines = shards.preparation.get("newlines")
+    return StreamFacts(bits_name(stream.model.spec), flops, f"newlines {newlines}" if newlines else "")
 
 
 def _keep_vocabulary(data: Path, target: Path) -> None:

@@ -1,7 +1,8 @@
-"""Samples kept while training: a WAV, its picture, and both in TensorBoard."""
+"""Samples kept while training: a WAV and its picture, or a text, and all of them in TensorBoard."""
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,23 @@ import torch
 from txl_audio import runtime
 from txl_audio.model.sequence import SequenceModel
 from txl_audio.plots import plot_audio
-from txl_audio.sampling.sampler import Sampler
-from txl_audio.tokens import Codec
+from txl_audio.sampling.sampler import Filters, Sampler
+from txl_audio.sampling.text import continuation
+from txl_audio.tokens import Codec, Vocabulary
 
 
-def keep_sample(
-    model: SequenceModel, codec: Codec, *, step: int, seconds: float, folder: Path, writer: Any, seed: int = 0
+def keep_sound(
+    model: SequenceModel,
+    codec: Codec,
+    *,
+    step: int,
+    seconds: float,
+    folder: Path,
+    tag: str,
+    writer: Any,
+    seed: int = 0,
 ) -> None:
-    """Writes `step_N.wav` and `step_N.png` into `folder` and adds them to a TensorBoard writer.
+    """Writes `step_N.wav` and `step_N.png` into `folder` and adds them to a TensorBoard writer under `tag`.
 
     The random state of a training is not touched: the sampler has its own.
     """
@@ -29,5 +39,26 @@ def keep_sample(
     folder.mkdir(parents=True, exist_ok=True)
     soundfile.write(folder / f"step_{step}.wav", pcm.numpy(), rate, subtype="PCM_16")
     figure = plot_audio(pcm, rate, folder / f"step_{step}.png", title=f"step {step}, from nothing")
-    writer.add_audio("sample", pcm, step, sample_rate=rate)
-    writer.add_figure("sample", figure, step)
+    writer.add_audio(tag, pcm, step, sample_rate=rate)
+    writer.add_figure(tag, figure, step)
+
+
+def keep_text(
+    model: SequenceModel,
+    vocabulary: Vocabulary,
+    prompt: torch.Tensor,
+    *,
+    step: int,
+    folder: Path,
+    tag: str,
+    writer: Any,
+    symbols: int = 512,
+    seed: int = 0,
+) -> None:
+    """As `keep_sound`: `step_N.txt`, of the symbols of `prompt` [N] and `symbols` that continue them."""
+    with runtime.single_thread(next(model.parameters()).device):
+        pieces = continuation(model, vocabulary, tokens=symbols, prompt=prompt, filters=Filters(), seed=seed)
+        text = "".join(piece for piece, _ in pieces)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"step_{step}.txt").write_text(text, encoding="utf-8")
+    writer.add_text(tag, textwrap.indent(text, "    ", lambda _: True), step)  # TensorBoard reads Markdown

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -16,18 +19,22 @@ def continuation(
     vocabulary: Vocabulary,
     *,
     tokens: int,
-    prompt: str | None,
+    prompt: str | torch.Tensor | None,
     filters: Filters,
     seed: int,
 ) -> Iterator[tuple[str, bool]]:
     """Pieces (text, whether it was generated): the prompt, then `tokens` symbols that continue it.
 
+    `prompt` is text or its symbols [N].
     A piece may be empty, where a symbol is part of a character. Without a prompt the model starts
     from a newline, which is not shown. Raises ConfigError, DataError or SpecError at once, before there
     is anything to write.
     """
     model.spec.require(vocabulary.spec, here="the model", there="the vocabulary")
-    shown = torch.empty(0) if prompt is None else vocabulary.encode(prompt, complete=False)
+    if isinstance(prompt, torch.Tensor):
+        shown = prompt
+    else:
+        shown = torch.empty(0) if prompt is None else vocabulary.encode(prompt, complete=False)
     start = shown if len(shown) else _newline(vocabulary)
     sampler = Sampler(model, prompt=start[None], filters=filters, seed=seed)
     decoder = vocabulary.stream_decoder()
@@ -42,6 +49,30 @@ def continuation(
             yield rest, True
 
     return pieces()
+
+
+@contextmanager
+def text_writer(path: Path | None) -> Iterator[Callable[[str], object]]:
+    """Writes pieces of text: to a file, or to standard output as they come.
+
+    A file appears, or replaces an older one, only when it is complete.
+    """
+    if path is None:
+
+        def write(piece: str) -> None:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+
+        yield write
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".new")
+    try:
+        with unfinished.open("w", encoding="utf-8") as file:
+            yield file.write
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _newline(vocabulary: Vocabulary) -> torch.Tensor:
