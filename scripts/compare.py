@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import statistics
@@ -27,6 +28,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from safetensors import safe_open
 
 TURNS, STEPS_OF_A_TURN = 9, 2
 
@@ -122,31 +125,29 @@ def measure(variant: Variant, budget: str, given: argparse.Namespace) -> dict[st
     environment = {**os.environ, "OMP_NUM_THREADS": str(given.threads)}
     request = {"config": Path(variant.config).read_text(), "overrides": list(variant.overrides)}
     request["budget"] = f"{given.minutes} minutes, {given.steps} steps, {given.threads} threads"
-    with open(given.out / (variant.folder + ".log"), "a") as log:
-
-        def command(*words: object) -> str:
-            line = [sys.executable, "-m", "txl_audio.cli", *map(str, words)]
-            ended = subprocess.run(line, env=environment, text=True, stdout=subprocess.PIPE, stderr=log)
-            if ended.returncode:
-                raise SystemExit(f"error: {' '.join(map(str, words))} failed; see {log.name}")
-            return ended.stdout
-
-        if not done.is_file() or json.loads(done.read_text()) != request:
-            done.unlink(missing_ok=True)
-            words = (*variant.overrides, *budget.split(), "--overwrite")
-            command("train", variant.config, f"out={run}", *words)
-            done.write_text(json.dumps(request))
-        size = json.loads(command("info", run, "--json"))
+    if not done.is_file() or json.loads(done.read_text()) != request:
+        done.unlink(missing_ok=True)
+        words = ["train", variant.config, f"out={run}", *variant.overrides, *budget.split(), "--overwrite"]
+        with open(given.out / (variant.folder + ".log"), "a") as log:
+            line = [sys.executable, "-m", "txl_audio.cli", *words]
+            if subprocess.run(line, env=environment, stderr=log, check=False).returncode:
+                raise SystemExit(f"error: txl-audio {' '.join(words)} failed; see {log.name}")
+        done.write_text(json.dumps(request))
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     metric = next(name for name in last if name.startswith("bits"))
     return {
         "name": variant.name,
         metric: last[metric],
-        "parameters": size["parameters"],
+        "parameters": parameters(run),
         "steps": last["step"],
         "symbols": last["symbols"],
         "seconds": last["seconds"],
     }
+
+
+def parameters(run: Path) -> int:
+    with safe_open(run / "model.safetensors", framework="np") as weights:
+        return sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:

@@ -44,13 +44,6 @@ CORES: dict[str, dict[str, Any]] = {
     for window in WINDOWS
 } | NUMBERED
 
-# Parts of the modern recipe.
-MODERN: dict[str, dict[str, Any]] = {
-    "modern": {"norm_kind": "rms", "activation": "relu2", "qk_norm": True},
-    "gated": {"activation": "swiglu", "qk_norm": True, "zero_init": True, "window": "segment"},
-}
-CORES |= MODERN
-
 # Streams: symbols per frame, embedding and head.
 _SAMPLES = SampleEmbeddingConfig(kind="samples", history_samples=9, width=12)
 STREAMS: dict[str, tuple[int, Any, Any]] = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from txl_audio.config import Config
@@ -20,14 +20,12 @@ class OptimConfig(Config):
     optimiser: `muon` orthogonalises the momentum of every matrix inside the core (Jordan et al. 2024;
     PyTorch's implementation, updates scaled to the size of Adam's: Liu et al. 2025) and leaves
     embeddings, heads, vectors and stacked tensors to AdamW.
-    matrix_lr: peak rate of the matrices that Muon has; None takes `lr`.
     schedule: shape of the decay from the warm-up's end to the budget's, to `final_lr` of the peak.
     clip: largest norm of the whole gradient.
     """
 
     optimiser: Literal["adamw", "muon"] = "adamw"
     lr: float = Field(default=1e-3, gt=0)
-    matrix_lr: float | None = Field(default=None, gt=0)
     schedule: Literal["cosine", "linear"] = "cosine"
     final_lr: float = Field(default=0.02, ge=0, le=1)
     warmup_steps: int = Field(default=100, ge=0)
@@ -35,12 +33,6 @@ class OptimConfig(Config):
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.1, ge=0)
     clip: float = Field(default=1.0, gt=0)
-
-    @model_validator(mode="after")
-    def _check(self) -> OptimConfig:
-        if self.matrix_lr is not None and self.optimiser != "muon":
-            raise ValueError("matrix_lr is the rate of Muon's matrices; set optimiser: muon or leave it out")
-        return self
 
     def build(self, model: nn.Module) -> Optimiser:
         """Decays matrices; biases, norms and what positions learn beside matrices stay as they are."""
@@ -72,7 +64,7 @@ class OptimConfig(Config):
                 )
             muon = torch.optim.Muon(
                 matrices,
-                lr=self.matrix_lr or self.lr,
+                lr=self.lr,
                 weight_decay=self.weight_decay,
                 adjust_lr_fn="match_rms_adamw",
             )

@@ -157,18 +157,14 @@ HELD: dict[str, Any] = {
     "attention_dropout": 0.2,
 }
 REFUSED: list[tuple[str, Any]] = [
-    ("norm_kind", "rms"),
     ("activation", "gelu"),
-    ("activation", "relu2"),
-    ("activation", "swiglu"),
-    ("qk_norm", True),
     ("final_norm", True),
     ("window", "sliding"),
 ]
 
 
 def test_every_setting_is_held_or_refused() -> None:
-    others = {"attention", "zero_init", "first_memory"}
+    others = {"attention", "first_memory"}
     assert {*HELD, *(name for name, _ in REFUSED)} == CoreConfig.model_fields.keys() - others
 
 

@@ -60,7 +60,7 @@ _LAYER = {
 FIRST_MEMORY: dict[Layout, Literal["empty", "zeros"]] = {"authors": "empty", "hf": "zeros"}
 """What a stream begins with in each layout's own code. No file says so."""
 
-_NOT_STORED = {"attention", "first_memory", "zero_init"}
+_NOT_STORED = {"attention", "first_memory"}
 """Settings of a core that are not looked for in a layout: they change no result of a trained model, but
 `first_memory`, which changes that of a stream's beginning (FIRST_MEMORY)."""
 

@@ -5,7 +5,7 @@ Shapes: B lanes, T frames, D model width, H heads, d head width, M memory frames
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,28 +17,16 @@ from txl_audio.config import Config
 from txl_audio.model.attention import Backend, attend
 from txl_audio.model.positions import Terms
 
-Activation: TypeAlias = Literal["relu", "gelu", "relu2", "swiglu"]
-
 
 class BlockConfig(Config):
-    """A layer. Defaults are the paper's.
-
-    norm_kind: LayerNorm (the paper) or RMSNorm, which neither centres nor shifts.
-    activation: `relu2` is the squared ReLU (So et al. 2021), `swiglu` a gated one (Shazeer 2020) whose
-    inner width is two thirds of d_ff, in multiples of 8, so that both have about as many weights.
-    qk_norm: queries and keys of every head have root mean square 1 before the score (Henry et al. 2020).
-    zero_init: what a layer adds starts at zero, so that a deep model begins as a shallow one.
-    """
+    """A layer. Defaults are the paper's; `norm` stands after what a layer adds, or before."""
 
     d_model: int = Field(ge=2, multiple_of=2)
     n_head: int = Field(ge=1)
     d_head: int = Field(ge=1)
     d_ff: int = Field(ge=1)
     norm: Literal["post", "pre"] = "post"
-    norm_kind: Literal["layer", "rms"] = "layer"
-    activation: Activation = "relu"
-    qk_norm: bool = False
-    zero_init: bool = False
+    activation: Literal["relu", "gelu"] = "relu"
     dropout: float = Field(default=0.0, ge=0, lt=1)
     attention_dropout: float = Field(default=0.0, ge=0, lt=1)
     attention: Backend = "auto"
@@ -54,18 +42,13 @@ class Block(nn.Module):
         self.backend: Backend = c.attention
         self.qkv = nn.Linear(c.d_model, 3 * width, bias=False)
         self.out = nn.Linear(width, c.d_model, bias=False)
-        self.qk_norm = c.qk_norm
-        self.attention_norm = new_norm(c)
-        inner = max(8, round(c.d_ff / 12) * 8) if c.activation == "swiglu" else c.d_ff
-        self.expand = nn.Linear(c.d_model, 2 * inner if c.activation == "swiglu" else inner)
-        self.activation = ACTIVATIONS[c.activation]
-        self.contract = nn.Linear(inner, c.d_model)
-        self.feed_forward_norm = new_norm(c)
+        self.attention_norm = nn.LayerNorm(c.d_model)
+        self.expand = nn.Linear(c.d_model, c.d_ff)
+        self.activation = nn.ReLU() if c.activation == "relu" else nn.GELU()
+        self.contract = nn.Linear(c.d_ff, c.d_model)
+        self.feed_forward_norm = nn.LayerNorm(c.d_model)
         self.dropout = nn.Dropout(c.dropout)
         self.apply(initialise)
-        if c.zero_init:
-            nn.init.zeros_(self.out.weight)
-            nn.init.zeros_(self.contract.weight)
 
     def forward(
         self, x: Tensor, past: tuple[Tensor, Tensor] | None, terms: Terms | None, seen: Tensor
@@ -76,7 +59,6 @@ class Block(nn.Module):
         """
         inner = self.attention_norm(x) if self.pre else x
         q, k, v = self._heads(self.qkv(inner), parts=3)
-        q, k = self._unit(q), self._unit(k)
         if past is not None:
             k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
         dropout = self.p if self.training else 0.0
@@ -88,7 +70,7 @@ class Block(nn.Module):
         inner = self.attention_norm(memory) if self.pre else memory
         width = self.qkv.weight.size(0) // 3
         k, v = self._heads(F.linear(inner, self.qkv.weight[width:]), parts=2)
-        return self._unit(k), v
+        return k, v
 
     def step_(
         self,
@@ -103,7 +85,6 @@ class Block(nn.Module):
         """x [B, 1, D] against a ring [B, H, C, d], into which it is written at `slot`."""
         inner = self.attention_norm(x) if self.pre else x
         q, k, v = (part.transpose(0, 1) for part in self._heads(self.qkv(inner), parts=3))
-        q, k = self._unit(q), self._unit(k)
         keys[:, :, slot], values[:, :, slot] = k[:, :, 0], v[:, :, 0]
         content = q if terms is None else q + terms.u[:, None]
         score = torch.matmul(content, keys.mT)
@@ -120,12 +101,6 @@ class Block(nn.Module):
     def _heads(self, projected: Tensor, *, parts: int) -> tuple[Tensor, ...]:
         return tuple(rearrange(projected, "b t (p h d) -> p h b t d", p=parts, h=self.n_head).unbind(0))
 
-    def _unit(self, heads: Tensor) -> Tensor:
-        """Queries or keys [..., d] with root mean square 1, where the model has `qk_norm`."""
-        if not self.qk_norm:
-            return heads
-        return F.rms_norm(heads.float(), heads.shape[-1:]).to(heads.dtype)
-
     def _finish(self, x: Tensor, mixed: Tensor) -> Tensor:
         x = x + self.dropout(self.out(mixed))
         if not self.pre:
@@ -133,23 +108,6 @@ class Block(nn.Module):
         inner = self.feed_forward_norm(x) if self.pre else x
         x = x + self.dropout(self.contract(self.dropout(self.activation(self.expand(inner)))))
         return x if self.pre else self.feed_forward_norm(x)
-
-
-def new_norm(config: BlockConfig) -> nn.Module:
-    return nn.LayerNorm(config.d_model) if config.norm_kind == "layer" else nn.RMSNorm(config.d_model)
-
-
-def squared_relu(x: Tensor) -> Tensor:
-    return F.relu(x).square()
-
-
-def swiglu(x: Tensor) -> Tensor:
-    """[..., 2 F] -> [..., F]: one half, gated by the SiLU of the other."""
-    value, gate = x.chunk(2, dim=-1)
-    return value * F.silu(gate)
-
-
-ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "relu2": squared_relu, "swiglu": swiglu}
 
 
 def initialise(module: nn.Module) -> None:

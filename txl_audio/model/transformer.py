@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from txl_audio.config import validate
 from txl_audio.model.attention import visible
-from txl_audio.model.block import Block, BlockConfig, initialise, new_norm
+from txl_audio.model.block import Block, BlockConfig, initialise
 from txl_audio.model.memory import AnyMemory, DecodeState, Memory, ProjectedMemory
 from txl_audio.model.positions import (
     AbsoluteConfig,
@@ -88,7 +88,7 @@ class TransformerXL(nn.Module):
         self.positions: Positions = config.positions.build(shape, dropout=config.dropout)
         layers = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.layers = cast("Sequence[Block]", layers)
-        self.final_norm = new_norm(config) if config.final_norm else nn.Identity()
+        self.final_norm = nn.LayerNorm(config.d_model) if config.final_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         self.positions.apply(initialise)
         self.final_norm.apply(initialise)

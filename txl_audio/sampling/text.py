@@ -25,10 +25,9 @@ def continuation(
 ) -> Iterator[tuple[str, bool]]:
     """Pieces (text, whether it was generated): the prompt, then `tokens` symbols that continue it.
 
-    `prompt` is text or its symbols [N].
-    A piece may be empty, where a symbol is part of a character. Without a prompt the model starts
-    from a newline, which is not shown. Raises ConfigError, DataError or SpecError at once, before there
-    is anything to write.
+    `prompt` is text or its symbols [N]. A piece may be empty, where a symbol is part of a character.
+    Without a prompt the model starts from a newline, which is not shown. Raises ConfigError, DataError or
+    SpecError at once, before there is anything to write.
     """
     model.spec.require(vocabulary.spec, here="the model", there="the vocabulary")
     if isinstance(prompt, torch.Tensor):
