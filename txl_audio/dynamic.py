@@ -28,7 +28,7 @@ class DynamicConfig(Config):
     rms:  w += -lr g / (s + epsilon) + min(1, decay s / mean(s)) (w0 - w)
 
     with s the root mean square of the gradients of training segments: `collect` symbols of them, cut as
-    the scored ones. By default lr is 3e-4 for rms and 0.03 for sgd, of the size that the papers' code has
+    the scored ones. By default lr is 1e-4 for rms and 0.03 for sgd, of the size that the papers' code has
     for segments of about 64 symbols; decay and epsilon are the paper's. All of them are worth choosing on
     the validation split. The papers learn from one stream in order, so that a segment profits from the one
     before it: lanes are 1 unless they are given together with `dynamic`, not those of a run's other scores.
@@ -43,7 +43,7 @@ class DynamicConfig(Config):
     @property
     def rate(self) -> float:
         """The lr in use."""
-        return {"sgd": 0.03, "rms": 3e-4}[self.method] if self.lr is None else self.lr
+        return {"sgd": 0.03, "rms": 1e-4}[self.method] if self.lr is None else self.lr
 
 
 def dynamic_scores(
