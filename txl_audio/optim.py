@@ -15,18 +15,16 @@ from txl_audio.tokens import ConfigError
 
 
 class OptimConfig(Config):
-    """AdamW, or Muon for the matrices of the core, with linear warm-up and a decay to `final_lr`.
+    """AdamW, or Muon for the matrices of the core, with linear warm-up and a cosine to `final_lr` of the peak.
 
     optimiser: `muon` orthogonalises the momentum of every matrix inside the core (Jordan et al. 2024;
     PyTorch's implementation, updates scaled to the size of Adam's: Liu et al. 2025) and leaves
     embeddings, heads, vectors and stacked tensors to AdamW.
-    schedule: shape of the decay from the warm-up's end to the budget's, to `final_lr` of the peak.
     clip: largest norm of the whole gradient.
     """
 
     optimiser: Literal["adamw", "muon"] = "adamw"
     lr: float = Field(default=1e-3, gt=0)
-    schedule: Literal["cosine", "linear"] = "cosine"
     final_lr: float = Field(default=0.02, ge=0, le=1)
     warmup_steps: int = Field(default=100, ge=0)
     betas: tuple[float, float] = (0.9, 0.95)
@@ -81,8 +79,8 @@ class OptimConfig(Config):
             return (step + 1) / (self.warmup_steps + 1)
         share = (progress - warmup_progress) / max(1e-9, 1 - warmup_progress)
         share = min(1.0, max(0.0, share))
-        left = 0.5 * (1 + math.cos(math.pi * share)) if self.schedule == "cosine" else 1 - share
-        return self.final_lr + (1 - self.final_lr) * left
+        cosine = 0.5 * (1 + math.cos(math.pi * share))
+        return self.final_lr + (1 - self.final_lr) * cosine
 
 
 class Optimiser:
