@@ -15,7 +15,7 @@ from txl_audio.tokens import ConfigError
 
 
 class OptimConfig(Config):
-    """AdamW, or Muon for the matrices of the core, with linear warm-up and a cosine to `final_lr` of the peak.
+    """AdamW, or Muon for the matrices of the core; linear warm-up, then a cosine to `final_lr` of the peak.
 
     optimiser: `muon` orthogonalises the momentum of every matrix inside the core (Jordan et al. 2024;
     PyTorch's implementation, updates scaled to the size of Adam's: Liu et al. 2025) and leaves
