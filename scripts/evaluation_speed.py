@@ -44,8 +44,8 @@ BYTES = TokenSpec("text", 256, 1, 0.0, 0, "bytes", "")
 
 
 def build(core: CoreConfig) -> SequenceModel:
-    embedding = SymbolEmbeddingConfig().build(BYTES, core.d_model, None)
-    head = SoftmaxHeadConfig().build(BYTES, core.d_model, embedding, None, None)
+    embedding = SymbolEmbeddingConfig().build(BYTES, core.d_model)
+    head = SoftmaxHeadConfig().build(BYTES, core.d_model, embedding)
     return SequenceModel(BYTES, embedding=embedding, core=core.build(), head=head).eval()
 
 

@@ -188,7 +188,10 @@ def test_sliding_windows_score_every_target_with_the_longest_context(scheme: str
         assert totals.count == count and totals.nats == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("stream", STREAMS)
+UNSTAGED = [name for name in STREAMS if not name.startswith("staged")]
+
+
+@pytest.mark.parametrize("stream", UNSTAGED)
 def test_sliding_windows_over_frames_keep_the_symbols_before(stream: str) -> None:
     """With windows that do not overlap nothing but the history of samples goes from one to the next."""
     model = wave_model(stream, mem_len=0, window="segment")
@@ -199,7 +202,7 @@ def test_sliding_windows_over_frames_keep_the_symbols_before(stream: str) -> Non
 
 
 @pytest.mark.parametrize("stride", [1, 3])
-@pytest.mark.parametrize("stream", [*STREAMS, "text"])
+@pytest.mark.parametrize("stream", [*UNSTAGED, "text"])
 def test_scores_of_single_documents_and_streams_heed_the_stride(stream: str, stride: int) -> None:
     model = make(stream, mem_len=0, window="segment")
     documents = documents_for(model, (66, 3, 1))
@@ -293,3 +296,9 @@ def test_settings_that_cannot_be_used() -> None:
 def test_nothing_to_score() -> None:
     with pytest.raises(DataError, match="at least one document"):
         evaluate(wave_model(), [])
+
+
+def test_predictors_run_along_the_whole_stream() -> None:
+    model = wave_model("staged-p4", mem_len=0, window="segment")
+    with pytest.raises(ConfigError, match="predictors run along the whole stream; leave stride out"):
+        evaluate(model, documents_for(model, (9,)), EvaluateConfig(stride=2))

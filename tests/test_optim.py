@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from tests.tiny import NUMBERED, RELATIVE, text_model, wave_model
+from tests.tiny import NUMBERED, RELATIVE, core, text_model, wave_model
 from txl_audio.optim import OptimConfig
 
 
@@ -100,15 +100,19 @@ def test_a_step_moves_against_the_gradient() -> None:
     torch.testing.assert_close(layer.weight.detach(), before - 0.01)
 
 
-def test_muon_has_the_matrices_of_the_core() -> None:
-    """Embeddings, heads, vectors and stacked tensors stay with AdamW; every parameter has one owner."""
+def test_muon_has_the_matrices_from_hidden_to_hidden() -> None:
+    """Tables, outputs, vectors and stacked tensors stay with AdamW; every parameter has one owner."""
     model = wave_model()
     optimiser = OptimConfig(optimiser="muon", lr=0.01).build(model)
     adam, muon = ({id(p) for g in part.param_groups for p in g["params"]} for part in optimiser.parts)
     assert not adam & muon and adam | muon == {id(p) for p in model.parameters()}
     names = [n for n, p in model.named_parameters() if id(p) in muon]
     assert "core.layers.0.qkv.weight" in names and "core.positions.keys.1.weight" in names
-    assert all(n.startswith("core.") and n.endswith(".weight") for n in names)
+    assert {"embedding.net.0.weight", "head.read.weight", "head.blocks.1.inner.weight"} <= set(names)
+    assert not any(n.startswith(("head.output", "head.predict")) or n.endswith("bias") for n in names)
+    text = text_model()
+    muon = OptimConfig(optimiser="muon").build(text).parts[1].param_groups[0]["params"]
+    assert not {id(p) for p in muon} & {id(text.embedding.weight), id(text.head.bias)}
     optimiser.set_rate(0.5)
     assert optimiser.lr == 0.005
     assert optimiser.parts[1].param_groups[0]["lr"] == 0.005
@@ -116,15 +120,15 @@ def test_muon_has_the_matrices_of_the_core() -> None:
 
 def test_a_step_of_muon_is_nearly_orthogonal() -> None:
     """The update has singular values near one another, whatever those of the gradient."""
-    core = torch.nn.Module()
-    core.core = torch.nn.Linear(24, 16, bias=False)
-    before = core.core.weight.detach().clone()
-    optimiser = OptimConfig(optimiser="muon", lr=0.01, weight_decay=0.0).build(core)
+    model = core(d_model=24, d_ff=16)
+    weight = model.layers[0].expand.weight
+    before = weight.detach().clone()
+    optimiser = OptimConfig(optimiser="muon", lr=0.01, weight_decay=0.0).build(model)
     scales = torch.logspace(-2, 2, 16)
-    core.core.weight.grad = scales[:, None] * torch.randn(16, 24)
+    weight.grad = scales[:, None] * torch.randn(16, 24)
     optimiser.step()
-    update = torch.linalg.svdvals(core.core.weight.detach() - before)
-    gradient = torch.linalg.svdvals(core.core.weight.grad)
+    update = torch.linalg.svdvals(weight.detach() - before)
+    gradient = torch.linalg.svdvals(weight.grad)
     assert gradient.max() / gradient.min() > 1000
     # Root mean square of an update like Adam's: 0.2 of the rate (Liu et al. 2025).
     assert update.square().sum().sqrt() / (16 * 24) ** 0.5 == pytest.approx(0.01 * 0.2, rel=0.35)

@@ -86,10 +86,12 @@ def test_names_that_a_stream_cannot_have(name: str) -> None:
         parse(recipe.RunConfig, f"name: x\n{JOINT}", [f"model.streams.{name}={part}"])
 
 
-@pytest.mark.parametrize("setting", ["vocab_size=11", "symbols_per_frame=4"])
+@pytest.mark.parametrize("setting", ["vocab_size=11", "symbols_per_frame=4", "predictors={}"])
 def test_settings_of_one_stream_beside_several(setting: str) -> None:
     part = "model.streams.text={embedding: {kind: symbols}, head: {kind: softmax}}"
-    with pytest.raises(ConfigError, match="model: vocab_size and symbols_per_frame are of one stream"):
+    with pytest.raises(
+        ConfigError, match="model: vocab_size, predictors and symbols_per_frame are of one stream"
+    ):
         parse(recipe.RunConfig, f"name: x\n{JOINT}", [part, f"model.{setting}"])
 
 

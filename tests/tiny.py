@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from txl_audio.codecs.mulaw import MuLawCodec
+from txl_audio.codecs.predictors import PredictorsConfig, RlsConfig
+from txl_audio.model.contracts import Waveform
 from txl_audio.model.embeddings import SampleEmbeddingConfig, SymbolEmbeddingConfig
 from txl_audio.model.heads import FrameHead, FrameHeadConfig, SoftmaxHeadConfig
 from txl_audio.model.positions import AbsoluteConfig, AlRfouConfig, RelativeConfig, ShawConfig
@@ -44,12 +46,20 @@ CORES: dict[str, dict[str, Any]] = {
     for window in WINDOWS
 } | NUMBERED
 
-# Streams: symbols per frame, embedding and head.
+PREDICTORS = PredictorsConfig(
+    filters=(
+        RlsConfig(order=4, forgetting=0.98, weighting=0.5, ridge=1e-4),
+        RlsConfig(order=2, forgetting=0.95, weighting=0.7, ridge=1e-4),
+    )
+)
+
+# Streams: symbols per frame, embedding and head; with predictors where the name says staged.
 _SAMPLES = SampleEmbeddingConfig(kind="samples", history_samples=9, width=12)
 STREAMS: dict[str, tuple[int, Any, Any]] = {
     "p1-softmax": (1, SymbolEmbeddingConfig(), SoftmaxHeadConfig()),
     "p1-logistic": (1, _SAMPLES, FrameHeadConfig(kind="frame", history_samples=7, width=8, mixtures=2)),
     "p4-logistic": (4, _SAMPLES, FrameHeadConfig(kind="frame", history_samples=7, width=8, mixtures=2)),
+    "staged-p4": (4, _SAMPLES, FrameHeadConfig(kind="frame", history_samples=7, width=8, mixtures=2)),
     "p4-codes": (
         4,
         SymbolEmbeddingConfig(d_embed=6),
@@ -70,8 +80,8 @@ def core(**changes: Any) -> TransformerXL:
 def text_model(spec: TokenSpec = TEXT, **changes: Any) -> SequenceModel:
     def build() -> SequenceModel:
         config = core_config(**changes)
-        embedding = SymbolEmbeddingConfig().build(spec, config.d_model, None)
-        head = SoftmaxHeadConfig().build(spec, config.d_model, embedding, None, None)
+        embedding = SymbolEmbeddingConfig().build(spec, config.d_model)
+        head = SoftmaxHeadConfig().build(spec, config.d_model, embedding)
         return SequenceModel(spec, embedding=embedding, core=config.build(), head=head)
 
     return randomised(build)
@@ -93,13 +103,15 @@ def wave_model(stream: str = "p4-logistic", **changes: Any) -> SequenceModel:
     def build() -> SequenceModel:
         places, embedding_config, head_config = STREAMS[stream]
         codec, config = MuLawCodec(places), core_config(**changes)
-        embedding = embedding_config.build(codec.spec, config.d_model, codec.levels)
-        head = head_config.build(codec.spec, config.d_model, embedding, codec.levels, codec.edges)
+        stage = PREDICTORS.build(codec.levels) if stream.startswith("staged") else None
+        waveform = Waveform(codec.levels, codec.edges, stage)
+        embedding = embedding_config.build(codec.spec, config.d_model, waveform)
+        head = head_config.build(codec.spec, config.d_model, embedding, waveform)
         if isinstance(head, FrameHead) and head.predict is not None:
             # Wide components: random codes, which no sharp prediction expects, then cost less than
             # the floor of the likelihood, where nothing would depend on anything.
             torch.nn.init.constant_(head.output.bias[2 * head.mixtures :], 2.0)
-        return SequenceModel(codec.spec, embedding=embedding, core=config.build(), head=head)
+        return SequenceModel(codec.spec, embedding=embedding, core=config.build(), head=head, stage=stage)
 
     return randomised(build)
 

@@ -33,8 +33,8 @@ def plain_text_model(attention: Backend) -> SequenceModel:
         segment_len=SEGMENT_LEN,
         attention=attention,
     )
-    embedding = SymbolEmbeddingConfig().build(spec, core.d_model, None)
-    head = SoftmaxHeadConfig().build(spec, core.d_model, embedding, None, None)
+    embedding = SymbolEmbeddingConfig().build(spec, core.d_model)
+    head = SoftmaxHeadConfig().build(spec, core.d_model, embedding)
     return SequenceModel(spec, embedding=embedding, core=core.build(), head=head)
 
 

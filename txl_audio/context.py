@@ -110,14 +110,16 @@ def losses_at(model: SequenceModel, sampled: Sampled, context: int, *, lanes: in
     out: list[Tensor] = []
     for inputs, targets in zip(sampled.inputs.split(lanes), sampled.targets.split(lanes), strict=True):
         inputs = inputs[:, inputs.size(1) - seen :].to(device)
+        targets = torch.cat([inputs[:, 1:], targets[:, None].to(device)], dim=1)
         state = model.projected(model.initial_state(len(inputs)))
-        hidden, history = torch.empty(0), torch.empty(0)
+        hidden, history, side = torch.empty(0), torch.empty(0), None
         # A short segment first, so that the last frame stands at the end of a whole one and sees most.
         first = seen % core.segment_len or core.segment_len
-        for part in (inputs[:, :first], *inputs[:, first:].split(core.segment_len, dim=1)):
-            if part.size(1):
-                hidden, history, state = model.encode(part, state)
-        nats = model.head.nll(hidden[:, -1:], history[:, -1:], targets[:, None].to(device))
+        for end in range(first, seen + 1, core.segment_len):
+            part = slice(max(0, end - core.segment_len), end)
+            hidden, history, side, state = model.encode(inputs[:, part], targets[:, part], state)
+        last = None if side is None else side[:, -1:]
+        nats = model.head.nll(hidden[:, -1:], history[:, -1:], targets[:, -1:], last)
         out.append(nats.sum(dim=(1, 2)).cpu())
     return torch.cat(out).numpy()
 

@@ -76,6 +76,11 @@ class EvaluateConfig(Config):
                 f"stride is for models without memory and with window segment, got mem_len {core.mem_len} "
                 f"and window {core.window}; leave stride out"
             )
+        if self.stride is not None and model.stage is not None:
+            raise ConfigError(
+                "stride scores windows that begin anywhere, and this model's predictors run along the whole "
+                "stream; leave stride out"
+            )
         if self.stride is not None and self.stride > core.segment_len:
             raise ConfigError(
                 f"stride {self.stride} would leave out targets between windows of {core.segment_len} frames"
@@ -227,7 +232,7 @@ def window_nats(
         recent = before[begin[:, None] * places + torch.arange(kept)].to(device)
         state = SequenceState(model.core.first_memory(len(begin)), recent)
         with runtime.autocast(device, precision):
-            hidden, history, _ = model.encode(inputs[at].to(device), state)
+            hidden, history, *_ = model.encode(inputs[at].to(device), targets[at].to(device), state)
             nats = model.head.nll(hidden[:, -new:], history[:, -new:], wanted.to(device))
         yield nats.cpu(), wanted
 

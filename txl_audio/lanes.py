@@ -80,6 +80,8 @@ class StreamTraining:
         """Memory of the lanes of all ranks; every rank has to ask."""
         own = {f"memory.{i}": hidden for i, hidden in enumerate(self.memory.hidden)}
         own |= {"valid": self.memory.valid, "recent": self.state.recent}
+        if self.state.stage is not None:
+            own["stage"] = self.state.stage
         return {name: parallel.gathered(value) for name, value in own.items()}
 
     def values(self) -> dict[str, Any]:
@@ -95,6 +97,7 @@ class StreamTraining:
         device = self.state.recent.device
         own = {name: value[self.own].to(device) for name, value in tensors.items()}
         memory = Memory(tuple(own[f"memory.{i}"] for i in range(self.memory.n_layer)), own["valid"])
-        self.state = SequenceState(memory, own["recent"])
+        stage = tensors["stage"][self.own] if "stage" in tensors else None
+        self.state = SequenceState(memory, own["recent"], stage)
         self.batches.load_state_dict(values["batches"])
         self.totals, self.steps = Totals(**values["totals"]), values["steps"]

@@ -11,15 +11,17 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from txl_audio.config import Config
+from txl_audio.model.contracts import Embedding, Head
+from txl_audio.model.transformer import TransformerXL
 from txl_audio.tokens import ConfigError
 
 
 class OptimConfig(Config):
     """AdamW, or Muon for the matrices of the core; linear warm-up, then a cosine to `final_lr` of the peak.
 
-    optimiser: `muon` orthogonalises the momentum of every matrix inside the core (Jordan et al. 2024;
-    PyTorch's implementation, updates scaled to the size of Adam's: Liu et al. 2025) and leaves
-    embeddings, heads, vectors and stacked tensors to AdamW.
+    optimiser: `muon` orthogonalises the momentum of every matrix from hidden values to hidden values, inside
+    the core and where embeddings and heads say so (Jordan et al. 2024; PyTorch's implementation, updates
+    scaled to the size of Adam's: Liu et al. 2025), and leaves tables, outputs and vectors to AdamW.
     clip: largest norm of the whole gradient.
     """
 
@@ -37,13 +39,13 @@ class OptimConfig(Config):
         decayed: list[nn.Parameter] = []
         free: list[nn.Parameter] = []
         matrices: list[nn.Parameter] = []
+        hidden = hidden_matrices(model)
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
                 continue
             # u, v, r, b and rows of the position schemes are vectors, stacked by layer and head.
             matrix = parameter.dim() >= 2 and not name.rpartition(".")[0].endswith("positions")
-            in_core = name.startswith("core.") and parameter.dim() == 2
-            if matrix and in_core and self.optimiser == "muon":
+            if matrix and id(parameter) in hidden and self.optimiser == "muon":
                 matrices.append(parameter)
             else:
                 (decayed if matrix else free).append(parameter)
@@ -81,6 +83,17 @@ class OptimConfig(Config):
         share = min(1.0, max(0.0, share))
         cosine = 0.5 * (1 + math.cos(math.pi * share))
         return self.final_lr + (1 - self.final_lr) * cosine
+
+
+def hidden_matrices(model: nn.Module) -> set[int]:
+    """Ids of the matrices from hidden values to hidden values; see `Embedding.inner`."""
+    inside: list[nn.Module] = []
+    for module in model.modules():
+        if isinstance(module, TransformerXL):
+            inside.append(module)
+        elif isinstance(module, Embedding | Head):
+            inside += [module.get_submodule(name) for name in module.inner]
+    return {id(p) for module in inside for p in module.parameters() if p.dim() == 2}
 
 
 class Optimiser:

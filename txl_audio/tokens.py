@@ -59,6 +59,8 @@ class TokenSpec:
         sample_rate_hz: samples per second of audio, 0 for text.
         name: codec or vocabulary.
         settings_hash: hash of everything else that changes what a symbol means.
+        stage: hash of what a model computes beside the symbols before any network runs (a codec's causal
+            stage); empty in data and for models without.
     """
 
     modality: Modality
@@ -68,6 +70,7 @@ class TokenSpec:
     sample_rate_hz: int
     name: str
     settings_hash: str
+    stage: str = ""
 
     @property
     def start_symbol(self) -> int:
@@ -106,6 +109,10 @@ class TokenSpec:
         rate = self.symbol_rate_hz / symbols_per_frame
         return replace(self, symbols_per_frame=symbols_per_frame, frame_rate_hz=rate)
 
+    def staged(self, stage: str) -> TokenSpec:
+        """The same symbols for a model with this stage."""
+        return replace(self, stage=stage)
+
     def require(self, other: TokenSpec, *, here: str, there: str) -> None:
         """Raises SpecError naming both origins and the differing fields unless the specs agree."""
         mine, theirs = asdict(self), asdict(other)
@@ -127,7 +134,7 @@ class TokenSpec:
     def from_json(cls, value: Mapping[str, object], *, origin: str) -> TokenSpec:
         """Reads what `to_json` wrote. Raises SpecError naming `origin` and the fields that differ."""
         names = {f.name for f in fields(cls)}
-        if set(value) != names:
+        if set(value) | {"stage"} != names:
             raise SpecError(
                 f"{origin}: token spec has fields {sorted(value)}, expected {sorted(names)}; "
                 "it was written by another version, prepare it again"

@@ -40,8 +40,8 @@ def parts(layout: str, spec: TokenSpec = WORDS) -> tuple[AdaptiveEmbedding, Adap
     config = AdaptiveEmbeddingConfig(**{"kind": "adaptive", "cutoffs": (5, 12), **of_embedding})
 
     def build() -> nn.ModuleList:
-        embedding = config.build(spec, D, None)
-        head = AdaptiveHeadConfig(kind="adaptive", **of_head).build(spec, D, embedding, None, None)
+        embedding = config.build(spec, D)
+        head = AdaptiveHeadConfig(kind="adaptive", **of_head).build(spec, D, embedding)
         return nn.ModuleList([embedding, head])
 
     embedding, head = randomised(build, std=0.5)
@@ -179,12 +179,12 @@ def test_cutoffs_rise(cutoffs: tuple[int, ...]) -> None:
 def test_parts_that_do_not_fit() -> None:
     config = AdaptiveEmbeddingConfig(kind="adaptive", cutoffs=(5, 20))
     with pytest.raises(ConfigError, match="cutoffs end at 20, expected ids below the vocabulary's size, 20"):
-        config.build(WORDS, D, None)
+        config.build(WORDS, D)
     with pytest.raises(ConfigError, match="embedding adaptive is for text, got mulaw"):
-        config.build(MuLawCodec().spec, D, None)
-    plain = SymbolEmbeddingConfig().build(TEXT, D, None)
+        config.build(MuLawCodec().spec, D)
+    plain = SymbolEmbeddingConfig().build(TEXT, D)
     with pytest.raises(ConfigError, match="head adaptive uses the clusters of embedding adaptive"):
-        AdaptiveHeadConfig(kind="adaptive").build(TEXT, D, plain, None, None)
+        AdaptiveHeadConfig(kind="adaptive").build(TEXT, D, plain)
     embedding, _ = parts("div2")
     with pytest.raises(ConfigError, match="tie_projs has 4 entries, expected one for each of the 3 clusters"):
-        AdaptiveHeadConfig(kind="adaptive", tie_projs=(True,) * 4).build(WORDS, D, embedding, None, None)
+        AdaptiveHeadConfig(kind="adaptive", tie_projs=(True,) * 4).build(WORDS, D, embedding)

@@ -10,22 +10,34 @@ from torch import Tensor
 
 from tests.tiny import STREAMS, TEXT, text_model, wave_model
 from txl_audio.codecs.mulaw import MuLawCodec
+from txl_audio.model.contracts import Waveform
 from txl_audio.model.embeddings import SampleEmbeddingConfig, SampleFeatures, SymbolEmbeddingConfig
 from txl_audio.model.heads import UNIFORM_SHARE, FrameHeadConfig, SoftmaxHeadConfig, mixture_log_mass
 from txl_audio.model.sequence import SequenceModel
 from txl_audio.tokens import IGNORE, ConfigError
 
 CODEC = MuLawCodec(4)
-LOGISTIC = [name for name in STREAMS if name.endswith("logistic")]
+WAVEFORM = Waveform(CODEC.levels, CODEC.edges)
+LOGISTIC = [name for name in STREAMS if name.endswith("logistic")] + ["staged-p4"]
 
 
 def make(stream: str) -> SequenceModel:
     return text_model() if stream == "text" else wave_model(stream)
 
 
+def side_of(model: SequenceModel, *shape: int) -> Tensor | None:
+    """What a stage might say, with a small and a large scale."""
+    if model.stage is None:
+        return None
+    side = torch.randn(*shape, model.stage.width)
+    side[..., :2] = torch.tensor([0.1, 0.02])
+    side[1:, ..., 1] = 2e-5
+    return side
+
+
 def edges() -> Tensor:
     head = FrameHeadConfig(kind="frame").build(
-        CODEC.spec, 8, SymbolEmbeddingConfig().build(CODEC.spec, 8, None), CODEC.levels, CODEC.edges
+        CODEC.spec, 8, SymbolEmbeddingConfig().build(CODEC.spec, 8), WAVEFORM
     )
     return head.edges
 
@@ -38,7 +50,7 @@ def test_probabilities_sum_to_one(stream: str, size: float) -> None:
     hidden = size * torch.randn(6, 12)
     window = torch.randint(model.spec.vocab_size, (6, model.head.history))
     for place in range(model.spec.symbols_per_frame):
-        log_probs = model.head.log_probs(hidden, window, place)
+        log_probs = model.head.log_probs(hidden, window, place, side_of(model, 6))
         assert log_probs.shape == (6, model.spec.vocab_size) and log_probs.dtype == torch.float32
         torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(6), rtol=0, atol=2e-4)
 
@@ -50,11 +62,13 @@ def test_nats_are_gathered_log_probs(stream: str) -> None:
     hidden = torch.randn(2, 3, 12)
     history = torch.randint(vocab_size, (2, 3, model.history))
     targets = torch.randint(vocab_size, (2, 3, places))
-    nats = model.head.nll(hidden, history, targets)
+    side = side_of(model, 2, 3, places)
+    nats = model.head.nll(hidden, history, targets, side)
     for place in range(places):
         line = torch.cat([history, targets[..., :place]], dim=-1).flatten(0, 1)
         window = line[:, line.size(1) - model.head.history :]
-        log_probs = model.head.log_probs(hidden.flatten(0, 1), window, place)
+        at = None if side is None else side[:, :, place].flatten(0, 1)
+        log_probs = model.head.log_probs(hidden.flatten(0, 1), window, place, at)
         expected = -log_probs.gather(1, targets[..., place].flatten()[:, None])
         torch.testing.assert_close(nats[..., place].flatten(), expected[:, 0], rtol=1e-5, atol=1e-5)
 
@@ -66,7 +80,7 @@ def test_what_is_ignored_has_no_nats_and_no_gradient(stream: str) -> None:
     history = torch.randint(model.spec.vocab_size, (1, 3, model.history))
     targets = torch.randint(model.spec.vocab_size, (1, 3, model.spec.symbols_per_frame))
     targets[:, 1] = IGNORE
-    nats = model.head.nll(hidden, history, targets)
+    nats = model.head.nll(hidden, history, targets, side_of(model, 1, 3, model.spec.symbols_per_frame))
     nats.sum().backward()
     assert not nats[:, 1].any() and (nats[:, [0, 2]] > 0).all()
     assert hidden.grad is not None
@@ -82,7 +96,8 @@ def test_gradients_are_finite_at_the_edges(stream: str, code: int, size: float) 
     for before in (128, 0, 255, 256):
         hidden = (size * torch.randn(2, 1, 12)).requires_grad_()
         history = torch.full((2, 1, model.history), before)
-        nats = model.head.nll(hidden, history, torch.full((2, 1, model.spec.symbols_per_frame), code))
+        targets = torch.full((2, 1, model.spec.symbols_per_frame), code)
+        nats = model.head.nll(hidden, history, targets, side_of(model, *targets.shape))
         model.zero_grad()
         nats.sum().backward()
         assert torch.isfinite(nats).all()
@@ -116,7 +131,7 @@ def test_no_sample_costs_more_than_its_floor(stream: str) -> None:
     hidden = torch.zeros(1, 1, 12, requires_grad=True)
     history = torch.full((1, 1, model.history), 128)
     targets = torch.full((1, 1, model.spec.symbols_per_frame), 255)
-    nats = model.head.nll(hidden, history, targets)
+    nats = model.head.nll(hidden, history, targets, side_of(model, *targets.shape))
     assert nats.max() <= -math.log(UNIFORM_SHARE / 256) + 1e-4
     nats.sum().backward()
     assert hidden.grad is not None and hidden.grad.isfinite().all()
@@ -145,8 +160,8 @@ def test_tied_weights_are_one_tensor() -> None:
 
 
 def test_untied_weights_are_the_heads_own() -> None:
-    embedding = SymbolEmbeddingConfig().build(TEXT, 12, None)
-    head = SoftmaxHeadConfig(tied=False).build(TEXT, 12, embedding, None, None)
+    embedding = SymbolEmbeddingConfig().build(TEXT, 12)
+    head = SoftmaxHeadConfig(tied=False).build(TEXT, 12, embedding)
     before = head.logits(torch.ones(1, 12))
     with torch.no_grad():
         embedding.weight.zero_()
@@ -154,29 +169,29 @@ def test_untied_weights_are_the_heads_own() -> None:
 
 
 def test_an_embedding_narrower_than_the_core() -> None:
-    embedding = SymbolEmbeddingConfig(d_embed=6).build(TEXT, 12, None)
-    head = SoftmaxHeadConfig().build(TEXT, 12, embedding, None, None)
+    embedding = SymbolEmbeddingConfig(d_embed=6).build(TEXT, 12)
+    head = SoftmaxHeadConfig().build(TEXT, 12, embedding)
     assert embedding(torch.zeros(1, 2, 1, dtype=torch.int64)).shape == (1, 2, 12)
     assert head.logits(torch.ones(1, 12)).shape == (1, TEXT.vocab_size)
 
 
 def test_parts_that_do_not_fit_are_named() -> None:
-    symbols = SymbolEmbeddingConfig().build(CODEC.spec, 8, None)
+    symbols = SymbolEmbeddingConfig().build(CODEC.spec, 8)
     with pytest.raises(ConfigError, match="head softmax predicts 1 symbol per frame, got 4; use head frame"):
-        SoftmaxHeadConfig().build(CODEC.spec, 8, symbols, None, None)
+        SoftmaxHeadConfig().build(CODEC.spec, 8, symbols)
     one = MuLawCodec(1)
-    samples = SampleEmbeddingConfig(kind="samples").build(one.spec, 8, one.levels)
+    samples = SampleEmbeddingConfig(kind="samples").build(one.spec, 8, Waveform(one.levels, one.edges))
     with pytest.raises(ConfigError, match="tied=true needs embedding symbols; set head.tied=false"):
-        SoftmaxHeadConfig().build(one.spec, 8, samples, None, None)
+        SoftmaxHeadConfig().build(one.spec, 8, samples)
     with pytest.raises(ConfigError, match="head frame needs a waveform codec, got test"):
-        FrameHeadConfig(kind="frame").build(TEXT, 8, symbols, None, None)
+        FrameHeadConfig(kind="frame").build(TEXT, 8, symbols)
     with pytest.raises(ConfigError, match="embedding samples needs a waveform codec, got test"):
-        SampleEmbeddingConfig(kind="samples").build(TEXT, 8, None)
+        SampleEmbeddingConfig(kind="samples").build(TEXT, 8)
 
 
 def test_features_of_samples() -> None:
     features = SampleFeatures(3, CODEC.levels)
-    values, normal, level = features(torch.tensor([[256, 255, 0], [256, 256, 256]]))
+    values, normal, _, level = features(torch.tensor([[256, 255, 0], [256, 256, 256]]), None)
     assert values.shape == (2, 10) and torch.isfinite(values).all()
     assert values[0, :3].tolist() == [0.0, 1.0, -1.0]  # companded; the start symbol has none
     assert values[0, 6:9].tolist() == [1.0, 0.0, 0.0]  # which samples are missing
@@ -185,11 +200,11 @@ def test_features_of_samples() -> None:
     # Amplitudes, not codes, are divided by the level: half as loud looks the same.
     soft = CODEC.encode(torch.tensor([[0.1, 0.05, -0.1, 0.0]]))[0, :, :3]
     loud = CODEC.encode(torch.tensor([[0.8, 0.4, -0.8, 0.0]]))[0, :, :3]
-    torch.testing.assert_close(features(soft)[1], features(loud)[1], rtol=0, atol=0.03)
+    torch.testing.assert_close(features(soft, None).basis, features(loud, None).basis, rtol=0, atol=0.03)
 
 
 def test_symbols_at_different_places_have_different_vectors() -> None:
-    embedding = SymbolEmbeddingConfig().build(CODEC.spec, 8, None)
+    embedding = SymbolEmbeddingConfig().build(CODEC.spec, 8)
     there = embedding(torch.tensor([[[5, 9, 5, 5]]]))
     back = embedding(torch.tensor([[[9, 5, 5, 5]]]))
     assert not torch.allclose(there, back)

@@ -19,8 +19,8 @@ NGRAMS = NgramConfig(lengths=(2, 4), rows=97, width=5)
 def model() -> SequenceModel:
     def build() -> SequenceModel:
         config = core_config()
-        embedding = SymbolEmbeddingConfig(ngrams=NGRAMS).build(TEXT, config.d_model, None)
-        head = SoftmaxHeadConfig().build(TEXT, config.d_model, embedding, None, None)
+        embedding = SymbolEmbeddingConfig(ngrams=NGRAMS).build(TEXT, config.d_model)
+        head = SoftmaxHeadConfig().build(TEXT, config.d_model, embedding)
         return SequenceModel(TEXT, embedding=embedding, core=config.build(), head=head)
 
     return randomised(build)
@@ -84,7 +84,7 @@ def test_lengths_that_make_no_sense(lengths: tuple[int, ...]) -> None:
 def test_streams_that_have_no_ngrams() -> None:
     config = SymbolEmbeddingConfig(ngrams=NGRAMS)
     with pytest.raises(ConfigError, match=r"embedding.ngrams are of frames of 1 symbol, got 4"):
-        config.build(MuLawCodec(4).spec, 12, None)
+        config.build(MuLawCodec(4).spec, 12)
     words = TokenSpec("text", 267_735, 1, 0.0, 0, "words", "0")
     with pytest.raises(ConfigError, match="4 of 267735 symbols are too many to number; use shorter ones"):
-        config.build(words, 12, None)
+        config.build(words, 12)

@@ -138,11 +138,11 @@ def test_resetting_and_selecting_the_state() -> None:
     model = wave_model()
     inputs, targets, _ = audio_frames(model, 2, 8)
     _, state = run_nll(model, inputs[:, :4], targets[:, :4], [4])
-    start = model.spec.start_symbol
     inputs = inputs.clone()
-    inputs[0, 4] = start
-    reset = state.reset(torch.tensor([True, False]), start)
-    again, _ = model.nll(inputs[:, 4:], targets[:, 4:], reset)
+    inputs[0, 4] = model.spec.start_symbol
+    reset = torch.zeros(2, 4, dtype=torch.bool)
+    reset[0, 0] = True
+    again, _ = model.nll(inputs[:, 4:], targets[:, 4:], state, reset)
     fresh, _ = model.nll(inputs[:, 4:], targets[:, 4:], model.initial_state(2))
     warm, _ = model.nll(inputs[:, 4:], targets[:, 4:], state)
     torch.testing.assert_close(again[0], fresh[0], rtol=1e-5, atol=1e-5)
@@ -159,7 +159,7 @@ def test_a12_a_beginning_is_not_silence() -> None:
     begun, _ = model.nll(start, targets, model.initial_state(1))
     _, after_silence = model.nll(silence, silence, model.initial_state(1))
     silent, _ = model.nll(silence, targets, after_silence)
-    assert (begun - silent).abs().min() > 1e-3
+    assert (begun - silent).abs().max() > 0.01
     assert (model.initial_state(1).recent == 256).all()
 
 

@@ -78,8 +78,8 @@ def adaptive_model(of_embedding: dict[str, Any], of_head: dict[str, Any]) -> Seq
 
     def new() -> SequenceModel:
         core = core_config(window="same_length")
-        embedding = AdaptiveEmbeddingConfig(kind="adaptive", **of_embedding).build(spec, core.d_model, None)
-        head = AdaptiveHeadConfig(kind="adaptive", **of_head).build(spec, 12, embedding, None, None)
+        embedding = AdaptiveEmbeddingConfig(kind="adaptive", **of_embedding).build(spec, core.d_model)
+        head = AdaptiveHeadConfig(kind="adaptive", **of_head).build(spec, 12, embedding)
         return SequenceModel(spec, embedding=embedding, core=core.build(), head=head)
 
     return randomised(new)
@@ -186,8 +186,8 @@ def test_settings_that_a_layout_cannot_hold(layout: Layout, name: str, value: An
 
 def test_ngrams_are_in_no_layout(tmp_path: Path) -> None:
     ngrams = NgramConfig(lengths=(2,), rows=7, width=4)
-    embedding = SymbolEmbeddingConfig(ngrams=ngrams).build(TEXT, 12, None)
-    head = SoftmaxHeadConfig().build(TEXT, 12, embedding, None, None)
+    embedding = SymbolEmbeddingConfig(ngrams=ngrams).build(TEXT, 12)
+    head = SoftmaxHeadConfig().build(TEXT, 12, embedding)
     core = core_config(window="segment").build()
     model = SequenceModel(TEXT, embedding=embedding, core=core, head=head)
     with pytest.raises(CheckpointError, match="embedding symbols without ngrams"):

@@ -35,8 +35,8 @@ HUGGING_FACE = ("hf_char_layout", "hf_wt103_layout")
 
 def build(imported: Imported, backend: Backend) -> SequenceModel:
     core = imported.core.model_copy(update={"attention": backend}).build()
-    embedding = imported.embedding.build(imported.spec, imported.core.d_model, None)
-    head = imported.head.build(imported.spec, imported.core.d_model, embedding, None, None)
+    embedding = imported.embedding.build(imported.spec, imported.core.d_model)
+    head = imported.head.build(imported.spec, imported.core.d_model, embedding)
     model = SequenceModel(imported.spec, embedding=embedding, core=core, head=head)
     model.load_state_dict(imported.weights)
     return model.eval()
@@ -99,7 +99,8 @@ def test_hugging_face(name: str, backend: Backend, shared: Path) -> None:
     state, log_probs = model.initial_state(ids.size(0)), []
     with torch.no_grad():
         for at in range(0, ids.size(1), 12):
-            hidden, _, state = model.encode(ids[:, at : at + 12], state)
+            part = ids[:, at : at + 12]
+            hidden, *_, state = model.encode(part, part, state)
             log_probs += [model.head.log_probs(h, ids[:, :0, 0], 0) for h in hidden.unbind(1)]
     torch.testing.assert_close(torch.stack(log_probs, dim=1), io["log_probs"], rtol=0, atol=1e-5)
     for index, hidden in enumerate(state.memory.hidden):

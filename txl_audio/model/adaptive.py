@@ -20,7 +20,7 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from txl_audio.config import Config
-from txl_audio.model.contracts import Embedding, Head
+from txl_audio.model.contracts import Embedding, Head, Waveform
 from txl_audio.tokens import IGNORE, ConfigError, TokenSpec
 
 
@@ -43,7 +43,7 @@ class AdaptiveEmbeddingConfig(Config):
             raise ValueError("expected rising ids above 0")
         return cutoffs
 
-    def build(self, spec: TokenSpec, d_model: int, levels: Tensor | None) -> AdaptiveEmbedding:
+    def build(self, spec: TokenSpec, d_model: int, waveform: Waveform | None = None) -> AdaptiveEmbedding:
         if spec.symbols_per_frame != 1 or spec.scores_first:
             raise ConfigError(f"embedding adaptive is for text, got {spec.name} ({spec.modality})")
         if self.cutoffs and self.cutoffs[-1] >= spec.vocab_size:
@@ -97,7 +97,7 @@ class AdaptiveEmbedding(Embedding):
             return tables[0][self.bounds[cluster] : self.bounds[cluster + 1]]
         return tables[cluster]
 
-    def forward(self, history: Tensor) -> Tensor:
+    def forward(self, history: Tensor, side: Tensor | None = None) -> Tensor:
         ids = history.flatten()
         if self.one_table:
             x = F.embedding(ids, self.tables[0])
@@ -124,7 +124,7 @@ class AdaptiveHeadConfig(Config):
     tie_projs: tuple[bool, ...] = ()
 
     def build(
-        self, spec: TokenSpec, d_model: int, embedding: Embedding, levels: Tensor | None, edges: Tensor | None
+        self, spec: TokenSpec, d_model: int, embedding: Embedding, waveform: Waveform | None = None
     ) -> AdaptiveHead:
         if not isinstance(embedding, AdaptiveEmbedding):
             raise ConfigError("head adaptive uses the clusters of embedding adaptive; set embedding.kind")
@@ -180,7 +180,7 @@ class AdaptiveHead(Head):
             weight, bias = torch.cat([weight, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
         return F.linear(hidden, weight).float() + bias
 
-    def nll(self, hidden: Tensor, history: Tensor, targets: Tensor) -> Tensor:
+    def nll(self, hidden: Tensor, history: Tensor, targets: Tensor, side: Tensor | None = None) -> Tensor:
         flat, line = hidden.flatten(0, -2), targets.flatten()
         # IGNORE lies below every bound, so it falls into cluster 0 and stays what it is.
         cluster = torch.bucketize(line, self.cutoffs, right=True)
@@ -193,7 +193,7 @@ class AdaptiveHead(Head):
             nats = nats.index_add(0, rows, inside)
         return nats.view_as(targets)
 
-    def log_probs(self, hidden: Tensor, window: Tensor, place: int) -> Tensor:
+    def log_probs(self, hidden: Tensor, window: Tensor, place: int, side: Tensor | None = None) -> Tensor:
         first = self.logits(hidden, 0).log_softmax(-1)
         words = self.bounds[1]
         parts = [first[:, :words]]

@@ -5,7 +5,7 @@ Shapes: B lanes, T frames, K symbols per frame, V vocabulary, D model width, W h
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from txl_audio.config import Config
 from txl_audio.model.adaptive import AdaptiveEmbeddingConfig
-from txl_audio.model.contracts import Embedding
+from txl_audio.model.contracts import Embedding, SideStage, Waveform
 from txl_audio.tokens import ConfigError, TokenSpec
 
 
@@ -70,7 +70,7 @@ class SymbolEmbeddingConfig(Config):
     d_embed: int | None = Field(default=None, ge=1)
     ngrams: NgramConfig | None = None
 
-    def build(self, spec: TokenSpec, d_model: int, levels: Tensor | None) -> SymbolEmbedding:
+    def build(self, spec: TokenSpec, d_model: int, waveform: Waveform | None = None) -> SymbolEmbedding:
         if self.ngrams is not None and spec.symbols_per_frame != 1:
             raise ConfigError(
                 f"embedding.ngrams are of frames of 1 symbol, got {spec.symbols_per_frame}; leave them out"
@@ -97,7 +97,7 @@ class SymbolEmbedding(Embedding):
         if self.projection is not None:
             nn.init.normal_(self.projection.weight, std=0.01)
 
-    def forward(self, history: Tensor) -> Tensor:
+    def forward(self, history: Tensor, side: Tensor | None = None) -> Tensor:
         table = torch.arange(self.places, device=history.device) * self.rows
         x = F.embedding(history[..., self.history - self.places :] + table, self.weight).sum(-2)
         if self.projection is not None:
@@ -114,37 +114,53 @@ class SampleEmbeddingConfig(Config):
     history_samples: int = Field(default=32, ge=1)
     width: int = Field(default=512, ge=1)
 
-    def build(self, spec: TokenSpec, d_model: int, levels: Tensor | None) -> SampleEmbedding:
-        if levels is None:
+    def build(self, spec: TokenSpec, d_model: int, waveform: Waveform | None = None) -> SampleEmbedding:
+        if waveform is None:
             raise ConfigError(f"embedding samples needs a waveform codec, got {spec.name} ({spec.modality})")
-        return SampleEmbedding(self, d_model=d_model, levels=levels)
+        return SampleEmbedding(self, d_model=d_model, waveform=waveform)
 
 
 class SampleEmbedding(Embedding):
-    """Linear-GELU-Linear over the newest `history_samples` samples; `levels` [V] are their amplitudes."""
+    """Linear-GELU-Linear over what is known of the newest `history_samples` samples."""
 
-    def __init__(self, config: SampleEmbeddingConfig, *, d_model: int, levels: Tensor) -> None:
+    inner = ("net",)
+
+    def __init__(self, config: SampleEmbeddingConfig, *, d_model: int, waveform: Waveform) -> None:
         super().__init__()
         self.history = config.history_samples
-        self.features = SampleFeatures(self.history, levels)
+        self.features = sample_features(self.history, waveform)
         self.net = nn.Sequential(
             nn.Linear(self.features.width, config.width), nn.GELU(), nn.Linear(config.width, d_model)
         )
 
-    def forward(self, history: Tensor) -> Tensor:
-        return self.net(self.features(history)[0])
+    def forward(self, history: Tensor, side: Tensor | None = None) -> Tensor:
+        return self.net(self.features(history, side).inputs)
+
+
+class View(NamedTuple):
+    """The past of a sample as a network reads it, and the units to predict it in.
+
+    inputs [..., I]; basis [..., J]: numbers whose weighted sum is a prediction; center, unit [..., 1]: a
+    prediction of x means the amplitude center + x unit.
+    """
+
+    inputs: Tensor
+    basis: Tensor
+    center: Tensor | float
+    unit: Tensor
 
 
 class SampleFeatures(nn.Module):
     """The last W samples as a network likes them, and their level.
 
     Per sample: the companded value and the amplitude divided by the level; whether the sample exists
-    (documents have a beginning, which is not silence). Per window: log level.
+    (documents have a beginning, which is not silence). Per window: log level. Predictions are in units of the
+    window's own level, so that quiet and loud speech are the same problem.
     """
 
     def __init__(self, samples: int, levels: Tensor) -> None:
         super().__init__()
-        self.samples, self.width = samples, 3 * samples + 1
+        self.samples, self.width, self.taps = samples, 3 * samples + 1, samples
         ramp = torch.linspace(-1, 1, levels.numel())
         # The start symbol (id V) is no sample: every feature 0, and counted as missing.
         rows = torch.stack([ramp, levels.float(), torch.zeros_like(ramp)], dim=-1)
@@ -152,13 +168,38 @@ class SampleFeatures(nn.Module):
         self.register_buffer("table", table, persistent=False)
         self.table: Tensor
 
-    def forward(self, history: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """history [..., W] -> features [..., 3W+1], level-normalised amplitudes [..., W], level [..., 1]."""
+    def forward(self, history: Tensor, side: Tensor | None) -> View:
+        """history [..., W] symbols."""
         companded, amplitude, missing = F.embedding(history, self.table).unbind(-1)
         level = amplitude.square().mean(-1, keepdim=True).add(1e-7).sqrt()
         normal = amplitude / level
         features = torch.cat([companded, normal, missing, level.log() * 0.3 + 1.0], dim=-1)
-        return features, normal, level
+        return View(features, normal, 0.0, level)
+
+
+class StageFeatures(nn.Module):
+    """The last W samples, companded, and what the codec's stage gives; predictions are in its units."""
+
+    def __init__(self, samples: int, levels: Tensor, stage: SideStage) -> None:
+        super().__init__()
+        self.samples, self.width = samples, samples + stage.width - 2
+        self.taps = self.width
+        table = torch.cat([torch.linspace(-1, 1, levels.numel()), torch.zeros(1)])
+        self.register_buffer("table", table, persistent=False)
+        self.table: Tensor
+
+    def forward(self, history: Tensor, side: Tensor | None) -> View:
+        """history [..., W] symbols; side [..., S]."""
+        assert side is not None
+        inputs = torch.cat([self.table[history], side[..., 2:]], dim=-1)
+        return View(inputs, inputs, center=side[..., :1], unit=side[..., 1:2])
+
+
+def sample_features(samples: int, waveform: Waveform) -> SampleFeatures | StageFeatures:
+    """What embedding and head see of the last `samples` samples."""
+    if waveform.stage is None:
+        return SampleFeatures(samples, waveform.levels)
+    return StageFeatures(samples, waveform.levels, waveform.stage)
 
 
 EmbeddingConfig: TypeAlias = Annotated[

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from txl_audio.config import Config
 from txl_audio.model.adaptive import AdaptiveHeadConfig
-from txl_audio.model.contracts import Embedding, Head
-from txl_audio.model.embeddings import SampleFeatures, SymbolEmbedding
+from txl_audio.model.contracts import Embedding, Head, Waveform
+from txl_audio.model.embeddings import SymbolEmbedding, View, sample_features
 from txl_audio.tokens import IGNORE, ConfigError, TokenSpec
 
 
@@ -27,7 +27,7 @@ class SoftmaxHeadConfig(Config):
     tied: bool = True
 
     def build(
-        self, spec: TokenSpec, d_model: int, embedding: Embedding, levels: Tensor | None, edges: Tensor | None
+        self, spec: TokenSpec, d_model: int, embedding: Embedding, waveform: Waveform | None = None
     ) -> SoftmaxHead:
         return SoftmaxHead(spec, d_model=d_model, embedding=embedding, tied=self.tied)
 
@@ -56,19 +56,23 @@ class SoftmaxHead(Head):
             nn.init.normal_(self.projection.weight, std=0.01)
         self.bias = nn.Parameter(torch.zeros(spec.vocab_size))
 
+    @property
+    def vectors(self) -> Tensor:
+        """Of every symbol, [V, E]."""
+        return self._tied[0].weight[: self.vocab_size] if self.weight is None else self.weight
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., D] -> [..., V] float32."""
         if self.projection is not None:
             hidden = self.projection(hidden)
-        weight = self._tied[0].weight[: self.vocab_size] if self.weight is None else self.weight
-        return F.linear(hidden, weight).float() + self.bias
+        return F.linear(hidden, self.vectors).float() + self.bias
 
-    def nll(self, hidden: Tensor, history: Tensor, targets: Tensor) -> Tensor:
+    def nll(self, hidden: Tensor, history: Tensor, targets: Tensor, side: Tensor | None = None) -> Tensor:
         logits = self.logits(hidden)
         nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="none")
         return nats.view_as(targets)
 
-    def log_probs(self, hidden: Tensor, window: Tensor, place: int) -> Tensor:
+    def log_probs(self, hidden: Tensor, window: Tensor, place: int, side: Tensor | None = None) -> Tensor:
         return self.logits(hidden).log_softmax(-1)
 
 
@@ -97,61 +101,68 @@ class FrameHeadConfig(Config):
     mixtures: int = Field(default=6, ge=1)
 
     def build(
-        self, spec: TokenSpec, d_model: int, embedding: Embedding, levels: Tensor | None, edges: Tensor | None
+        self, spec: TokenSpec, d_model: int, embedding: Embedding, waveform: Waveform | None = None
     ) -> FrameHead:
-        if levels is None or edges is None:
+        if waveform is None:
             raise ConfigError(f"head frame needs a waveform codec, got {spec.name} ({spec.modality})")
-        return FrameHead(self, spec, d_model=d_model, levels=levels, edges=edges)
+        return FrameHead(self, spec, d_model=d_model, waveform=waveform)
 
 
 class FrameHead(Head):
     """Residual network over the last W samples, across frame boundaries, conditioned by the core.
 
-    The core's output enters once per place in the frame. The logistic output predicts in units of
-    the window's own level: mean = level (linear prediction from the window + offset), scale = level
-    exp(.), so that quiet and loud speech are the same problem.
+    The core's output enters once per place in the frame. The logistic output predicts in the units of its
+    features (`embeddings.View`): mean = center + unit (taps . basis + gates . deviations + offset),
+    scale = unit exp(.). The core gives the taps, once per frame; the network gates, offsets and scales.
+    Deviations are those of the codec's own predictions, where it has some.
     """
 
-    def __init__(
-        self, config: FrameHeadConfig, spec: TokenSpec, *, d_model: int, levels: Tensor, edges: Tensor
-    ) -> None:
+    inner = ("read", "condition", "blocks")
+
+    def __init__(self, config: FrameHeadConfig, spec: TokenSpec, *, d_model: int, waveform: Waveform) -> None:
         super().__init__()
         self.history, self.mixtures = config.history_samples, config.mixtures
-        self.symbols = spec.vocab_size
-        self.features = SampleFeatures(self.history, levels)
+        self.symbols, self.stage = spec.vocab_size, waveform.stage
+        self.features = sample_features(self.history, waveform)
         self.read = nn.Linear(self.features.width, config.width)
-        self.condition = nn.Parameter(torch.empty(spec.symbols_per_frame, config.width, d_model))
-        nn.init.normal_(self.condition, std=(3 * d_model) ** -0.5)
+        # One matrix [width, D] for each place, stacked.
+        self.condition = nn.Linear(d_model, spec.symbols_per_frame * config.width, bias=False)
         self.blocks = nn.ModuleList(ResidualBlock(config.width) for _ in range(config.blocks))
         self.norm = nn.LayerNorm(config.width)
         if config.output == "softmax":
             self.output, self.predict = nn.Linear(config.width, spec.vocab_size), None
         else:
-            self.output = nn.Linear(config.width, 3 * config.mixtures)
-            # Taps of a linear prediction from the window: shared ones, plus the core's correction.
-            self.predict = nn.Parameter(torch.zeros(spec.symbols_per_frame, self.history, d_model))
-            self.shared = nn.Parameter(torch.zeros(self.history))
+            gates = 0 if self.stage is None else self.stage.deviations.stop - self.stage.deviations.start
+            self.output = nn.Linear(config.width, 3 * config.mixtures + gates)
+            # Taps of a linear prediction from the basis: shared ones, plus the core's correction.
+            self.predict = nn.Linear(d_model, self.features.taps, bias=False)
+            self.shared = nn.Parameter(torch.zeros(self.features.taps))
             with torch.no_grad():
-                self.shared[-1] = 1 / TAP_GAIN  # begins by repeating the newest sample
+                self.predict.weight.zero_()
+                if self.stage is None:
+                    self.shared[-1] = 1 / TAP_GAIN  # begins by repeating the newest sample
                 self.output.weight.mul_(0.1)
                 self.output.bias.zero_()
                 # Components start at different scales around the prediction.
-                self.output.bias[2 * self.mixtures :] = torch.linspace(-3.0, 0.0, self.mixtures)
+                first = 2 * self.mixtures
+                self.output.bias[first : first + self.mixtures] = torch.linspace(-3.0, 0.0, self.mixtures)
         # Bin c lies between edges c and c + 1. The outermost bins are open: their far edges are where
         # every logistic is saturated, but finite, because infinity has no gradient.
         self.edges: Tensor
         far = torch.tensor([1e4])
-        self.register_buffer("edges", torch.cat([-far, edges.float(), far]), persistent=False)
+        self.register_buffer("edges", torch.cat([-far, waveform.edges.float(), far]), persistent=False)
 
-    def parameters_of(self, hidden: Tensor, windows: Tensor, first: int = 0) -> tuple[Tensor, ...]:
+    def parameters_of(
+        self, hidden: Tensor, windows: Tensor, side: Tensor | None, first: int = 0
+    ) -> tuple[Tensor, ...]:
         """Output of the network for places `first`, `first` + 1, ... of a frame.
 
-        hidden [..., D]; windows [..., P, W] -> logits [..., P, V] in a tuple of one, or mixture
-        log-weights, means and scales, each [..., P, mixtures], float32.
+        hidden [..., D]; windows [..., P, W]; side [..., P, S] -> logits [..., P, V] in a tuple of one, or
+        mixture log-weights, means and scales, each [..., P, mixtures], float32.
         """
-        features, normal, level = self.features(windows)
+        view: View = self.features(windows, side)
         places = slice(first, first + windows.size(-2))
-        z = F.gelu(self.read(features) + place_projection(hidden, self.condition, places))
+        z: Tensor = F.gelu(self.read(view.inputs) + self.conditions(hidden, places))
         for block in self.blocks:
             z = block(z)
         # Taps of a sharp prediction cancel each other: they need more than bfloat16's 8 bits.
@@ -159,18 +170,29 @@ class FrameHead(Head):
             out: Tensor = self.output(self.norm(z.float()))
             if self.predict is None:
                 return (out,)
-            taps = TAP_GAIN * (place_projection(hidden.float(), self.predict, places) + self.shared)
-        prediction = (taps * normal).sum(-1, keepdim=True)
-        weight, offset, log_scale = out.chunk(3, dim=-1)
-        mean = level * (prediction + OFFSET_GAIN * offset)
-        scale = level * log_scale.clamp(-9, 2).exp()
+            taps: Tensor = TAP_GAIN * (self.predict(hidden.float()) + self.shared)[..., None, :]
+        prediction = (taps * view.basis).sum(-1, keepdim=True)
+        m = self.mixtures
+        weight, offset, log_scale = out[..., : 3 * m].chunk(3, dim=-1)
+        if side is not None and self.stage is not None:
+            gated = out[..., 3 * m :] * side[..., self.stage.deviations]
+            prediction = prediction + gated.sum(-1, keepdim=True)
+        mean = view.center + view.unit * (prediction + OFFSET_GAIN * offset)
+        scale = view.unit * log_scale.clamp(-9, 2).exp()
         return weight.log_softmax(-1), mean, scale
 
-    def nll(self, hidden: Tensor, history: Tensor, targets: Tensor) -> Tensor:
+    def conditions(self, hidden: Tensor, places: slice) -> Tensor:
+        """hidden [..., D] -> what it adds at each of `places`, [..., places, width]."""
+        width = self.read.out_features
+        rows = self.condition.weight[places.start * width : places.stop * width]
+        out = F.linear(hidden, rows)
+        return out.reshape(*out.shape[:-1], -1, width)
+
+    def nll(self, hidden: Tensor, history: Tensor, targets: Tensor, side: Tensor | None = None) -> Tensor:
         known = targets.clamp(min=0)
         # Place p of a frame sees the history and the p samples before it in its own frame.
         line = torch.cat([history[..., -self.history :], known[..., :-1]], dim=-1)
-        parameters = self.parameters_of(hidden, line.unfold(-1, self.history, 1))
+        parameters = self.parameters_of(hidden, line.unfold(-1, self.history, 1), side)
         if self.predict is None:
             logits = parameters[0].flatten(0, -2)
             nats = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE, reduction="none")
@@ -180,20 +202,14 @@ class FrameHead(Head):
         nats = -with_floor(mixture_log_mass(weight, mean, scale, lower, upper), self.symbols)
         return nats.masked_fill(targets == IGNORE, 0.0)
 
-    def log_probs(self, hidden: Tensor, window: Tensor, place: int) -> Tensor:
-        parameters = self.parameters_of(hidden, window[:, None], place)
+    def log_probs(self, hidden: Tensor, window: Tensor, place: int, side: Tensor | None = None) -> Tensor:
+        at = None if side is None else side[:, None]
+        parameters = self.parameters_of(hidden, window[:, None], at, place)
         if self.predict is None:
             return parameters[0][:, 0].log_softmax(-1)
         weight, mean, scale = (p[:, 0, None] for p in parameters)
         log_mass = mixture_log_mass(weight, mean, scale, self.edges[:-1, None], self.edges[1:, None])
         return with_floor(log_mass, self.symbols)
-
-
-def place_projection(hidden: Tensor, weight: Tensor, places: slice) -> Tensor:
-    """hidden [..., D] through the matrix of every place: weight [K, F, D] -> [..., places, F]."""
-    chosen = weight[places]
-    out: Tensor = F.linear(hidden, chosen.flatten(0, 1))
-    return out.reshape(*out.shape[:-1], *chosen.shape[:2])
 
 
 class ResidualBlock(nn.Module):

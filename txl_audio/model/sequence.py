@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from txl_audio.model.contracts import Embedding, Head
+from txl_audio.model.contracts import Embedding, Head, SideStage
 from txl_audio.model.memory import AnyMemory, DecodeState, Memory
 from txl_audio.model.transformer import TransformerXL, Window, shallow_twin
 from txl_audio.tokens import TokenSpec, TxlError
@@ -25,40 +25,49 @@ class SequenceState:
     """Where a set of lanes stands between two segments.
 
     memory: the core's; recent [B, R]: symbols before the newest input frame, start symbols where
-    a document had not begun.
+    a document had not begun; stage [B, Z]: of the codec's stage after that frame, where there is one.
     """
 
     memory: AnyMemory
     recent: Tensor
-
-    def reset(self, lanes: Tensor, start_symbol: int) -> SequenceState:
-        """Forgets the lanes where `lanes` [B] bool is true."""
-        return SequenceState(self.memory.reset(lanes), self.recent.masked_fill(lanes[:, None], start_symbol))
+    stage: Tensor | None = None
 
     def select(self, lanes: Tensor) -> SequenceState:
-        return SequenceState(self.memory.select(lanes), self.recent[lanes])
+        stage = None if self.stage is None else self.stage[lanes.cpu()]
+        return SequenceState(self.memory.select(lanes), self.recent[lanes], stage)
 
 
 @dataclass
 class SequenceDecodeState:
-    """A stream being sampled: the core's ring and the newest symbols [B, R + K]."""
+    """A stream being sampled: the core's ring, the newest symbols [B, R + K], the stage's state [B, Z]."""
 
     core: DecodeState
     recent: Tensor
+    stage: Tensor | None = None
 
     def fork(self) -> SequenceDecodeState:
         """An independent copy, for trying several continuations."""
-        return replace(self, core=self.core.fork(), recent=self.recent.clone())
+        stage = None if self.stage is None else self.stage.clone()
+        return replace(self, core=self.core.fork(), recent=self.recent.clone(), stage=stage)
 
     def nbytes(self) -> int:
-        return self.core.nbytes() + self.recent.numel() * self.recent.element_size()
+        return self.core.nbytes() + self.recent.nbytes + (0 if self.stage is None else self.stage.nbytes)
 
 
 class SequenceModel(nn.Module):
     """One stream over a core. The core may be shared with other streams' models."""
 
-    def __init__(self, spec: TokenSpec, *, embedding: Embedding, core: TransformerXL, head: Head) -> None:
+    def __init__(
+        self,
+        spec: TokenSpec,
+        *,
+        embedding: Embedding,
+        core: TransformerXL,
+        head: Head,
+        stage: SideStage | None = None,
+    ) -> None:
         super().__init__()
+        self.stage = stage
         self.spec, self.embedding, self.core, self.head = spec, embedding, core, head
         self.history = max(embedding.history, head.history, spec.symbols_per_frame)
 
@@ -93,7 +102,7 @@ class SequenceModel(nn.Module):
         memory = self.core.first_memory(lanes)
         kept = self.history - self.spec.symbols_per_frame
         recent = torch.full((lanes, kept), self.spec.start_symbol, device=memory.valid.device)
-        return SequenceState(memory, recent)
+        return SequenceState(memory, recent, None if self.stage is None else self.stage.initial_state(lanes))
 
     def nll(
         self, inputs: Tensor, targets: Tensor, state: SequenceState, reset: Tensor | None = None
@@ -108,18 +117,19 @@ class SequenceModel(nn.Module):
             raise TxlError(
                 f"targets {tuple(targets.shape)} differ in shape from inputs {tuple(inputs.shape)}"
             )
-        hidden, history, state = self.encode(inputs, state, reset)
-        return self.head.nll(hidden, history, targets), state
+        hidden, history, side, state = self.encode(inputs, targets, state, reset)
+        return self.head.nll(hidden, history, targets, side), state
 
     def encode(
         self,
         inputs: Tensor,
+        targets: Tensor,
         state: SequenceState,
         reset: Tensor | None = None,
         *,
         layer_outputs: list[Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor, SequenceState]:
-        """As `nll` without targets: hidden [B, T, D], history [B, T, W] and the next state.
+    ) -> tuple[Tensor, Tensor, Tensor | None, SequenceState]:
+        """What the head needs: hidden [B, T, D], history [B, T, W], side [B, T, K, S]; and the next state.
 
         `layer_outputs` gets what every layer of the core gives, [B, T, D] each.
         """
@@ -130,11 +140,15 @@ class SequenceModel(nn.Module):
             )
         line = torch.cat([state.recent, inputs.flatten(1)], dim=1)
         history = self._histories(line, inputs.size(1), reset)
-        x = self.embedding(history[..., history.size(-1) - self.embedding.history :])
+        side = stage = None
+        if self.stage is not None and state.stage is not None:
+            side, stage = self.stage.run(inputs, targets, state.stage, reset)
+        seen = history[..., history.size(-1) - self.embedding.history :]
+        x = self.embedding(seen, None if side is None else side[:, :, 0])
         hidden, memory = self.core(x, state.memory, reset, layer_outputs=layer_outputs)
         # The newest history without its oldest frame is what the next segment starts from.
         recent = history[:, -1, self.spec.symbols_per_frame :]
-        return hidden, history, SequenceState(memory, recent)
+        return hidden, history, side, SequenceState(memory, recent, stage)
 
     def loss(
         self, inputs: Tensor, targets: Tensor, state: SequenceState, reset: Tensor | None = None
@@ -154,12 +168,14 @@ class SequenceModel(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, SequenceState]:
         """As `loss`, with a second sum: the nats of the same targets, predicted from `layers` of the core."""
         outputs: list[Tensor] = []
-        hidden, history, state = self.encode(inputs, state, reset, layer_outputs=outputs if layers else None)
-        loss = self.head.nll(hidden, history, targets).sum()
+        hidden, history, side, state = self.encode(
+            inputs, targets, state, reset, layer_outputs=outputs if layers else None
+        )
+        loss = self.head.nll(hidden, history, targets, side).sum()
         auxiliary = loss.new_zeros(())
         for layer in layers:
             output = self.core.dropout(self.core.final_norm(outputs[layer]))
-            auxiliary = auxiliary + self.head.nll(output, history, targets).sum()
+            auxiliary = auxiliary + self.head.nll(output, history, targets, side).sum()
         return loss, auxiliary, (targets >= 0).sum(), state
 
     def _histories(self, line: Tensor, frames: int, reset: Tensor | None) -> Tensor:
@@ -186,20 +202,29 @@ class SequenceModel(nn.Module):
         recent = torch.cat([frame, state.recent], dim=1)
         if not isinstance(state.memory, Memory):
             raise TxlError("sampling continues after a plain memory; got a projected one, which only scores")
-        return SequenceDecodeState(self.core.decode_state(state.memory), recent)
+        stage = None if state.stage is None else state.stage.clone()
+        return SequenceDecodeState(self.core.decode_state(state.memory), recent, stage)
 
     @torch.no_grad()
     def step_(self, frame: Tensor, state: SequenceDecodeState) -> Tensor:
         """The newest frame [B, K] of every lane -> hidden [B, D] that predicts the next one."""
         state.recent = torch.cat([state.recent[:, frame.size(1) :], frame], dim=1)
         newest = state.recent[:, None, state.recent.size(1) - self.embedding.history :]
-        return self.core.step_(self.embedding(newest)[:, 0], state.core)
+        side = None
+        if self.stage is not None and state.stage is not None:
+            side, state.stage = self.stage.observe(frame, state.stage)
+            side = side[:, None]
+        return self.core.step_(self.embedding(newest, side)[:, 0], state.core)
 
     @torch.no_grad()
     def log_probs(self, hidden: Tensor, state: SequenceDecodeState, symbols: Tensor) -> Tensor:
         """Log-probabilities [B, V] of the symbol that follows `symbols` [B, k < K] in the next frame."""
         window = torch.cat([state.recent, symbols], dim=1)
-        return self.head.log_probs(hidden, window[:, window.size(1) - self.head.history :], symbols.size(1))
+        side = None
+        if self.stage is not None and state.stage is not None:
+            side, _ = self.stage.observe(symbols, state.stage)
+        seen = window[:, window.size(1) - self.head.history :]
+        return self.head.log_probs(hidden, seen, symbols.size(1), side)
 
 
 class JointModel(nn.Module):

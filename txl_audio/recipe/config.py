@@ -12,8 +12,10 @@ from torch import nn
 
 from txl_audio import runtime
 from txl_audio.codecs import WaveformCodec
+from txl_audio.codecs.predictors import PredictorsConfig
 from txl_audio.config import Config
 from txl_audio.evaluate import EvaluateConfig
+from txl_audio.model.contracts import Waveform
 from txl_audio.model.embeddings import EmbeddingConfig, SampleEmbeddingConfig
 from txl_audio.model.heads import HeadConfig
 from txl_audio.model.sequence import SINGLE, JointModel, SequenceModel
@@ -27,12 +29,14 @@ class StreamConfig(Config):
     """How one stream of symbols enters and leaves the core.
 
     symbols_per_frame: groups the samples of a waveform into frames.
+    predictors: adaptive linear predictors, whose predictions embedding and head get; for waveforms.
     vocab_size: of the data; only needed to build the model (`txl-audio info`) before they are prepared.
     mem_len, segment_len: for one of several streams over a core, instead of the core's.
     """
 
     symbols_per_frame: int = Field(default=1, ge=1)
     vocab_size: int | None = Field(default=None, ge=1)
+    predictors: PredictorsConfig | None = None
     embedding: EmbeddingConfig
     head: HeadConfig
     mem_len: int | None = Field(default=None, ge=0)
@@ -59,15 +63,22 @@ class StreamConfig(Config):
                 f"({spec.name}); prepare them as the config expects, or leave vocab_size out"
             )
         spec = spec.framed(self.symbols_per_frame)
-        levels = edges = None
+        stage = waveform = None
         if spec.modality == "waveform" and isinstance(codec := codec_of(spec), WaveformCodec):
-            levels, edges = codec.levels, codec.edges
+            if self.predictors is not None:
+                stage = self.predictors.build(codec.levels)
+                spec = spec.staged(stage.hash)
+            waveform = Waveform(codec.levels, codec.edges, stage)
+        elif self.predictors is not None:
+            raise ConfigError(
+                f"predictors are of waveforms, got {spec.name} ({spec.modality}); leave predictors out"
+            )
         d_model = core.config.d_model
-        embedding = self.embedding.build(spec, d_model, levels)
-        head = self.head.build(spec, d_model, embedding, levels, edges)
+        embedding = self.embedding.build(spec, d_model, waveform)
+        head = self.head.build(spec, d_model, embedding, waveform)
         if self.mem_len is not None or self.segment_len is not None:
             core = core.view(mem_len=self.mem_len, segment_len=self.segment_len)
-        return SequenceModel(spec, embedding=embedding, core=core, head=head)
+        return SequenceModel(spec, embedding=embedding, core=core, head=head, stage=stage)
 
 
 class ModelConfig(Config):
@@ -75,6 +86,7 @@ class ModelConfig(Config):
 
     symbols_per_frame: int = Field(default=1, ge=1)
     vocab_size: int | None = Field(default=None, ge=1)
+    predictors: PredictorsConfig | None = None
     embedding: EmbeddingConfig | None = None
     core: CoreConfig
     head: HeadConfig | None = None
@@ -97,8 +109,11 @@ class ModelConfig(Config):
     def _check(self) -> ModelConfig:
         if bool(self.streams) == (self.embedding is not None or self.head is not None):
             raise ValueError("give embedding and head for one stream, or streams for several")
-        if self.streams and (self.vocab_size is not None or self.symbols_per_frame != 1):
-            raise ValueError("vocab_size and symbols_per_frame are of one stream; move them into streams")
+        own = self.vocab_size is not None or self.predictors is not None or self.symbols_per_frame != 1
+        if self.streams and own:
+            raise ValueError(
+                "vocab_size, predictors and symbols_per_frame are of one stream; move them into streams"
+            )
         self.parts()
         return self
 
@@ -111,6 +126,7 @@ class ModelConfig(Config):
         single = StreamConfig(
             symbols_per_frame=self.symbols_per_frame,
             vocab_size=self.vocab_size,
+            predictors=self.predictors,
             embedding=self.embedding,
             head=self.head,
         )
