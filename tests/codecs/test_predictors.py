@@ -54,7 +54,7 @@ def plain_rls(x: np.ndarray, config: RlsConfig, expansion: float, decay: float) 
 
 def test_predictions_are_those_of_the_textbook() -> None:
     targets = frames_of(0.2, 1)
-    side, _ = STAGE.run(inputs_of(targets), targets, STAGE.initial_state(1), None)
+    side, _ = STAGE.run(inputs_of(targets), targets, STAGE.initial_state(1))
     x = CODEC.decode(targets)[0].double().numpy()
     expected = [plain_rls(x, f, PREDICTORS.expansion, PREDICTORS.peak_decay) for f in PREDICTORS.filters]
     reference = (expected[0] + expected[1]) / 2
@@ -73,7 +73,7 @@ def test_a_predictable_signal_is_predicted() -> None:
     t = torch.arange(8000) / 16_000
     targets = CODEC.encode((0.3 * torch.sin(2 * math.pi * 220 * t))[None])
     stage = FULL.build(CODEC.levels)
-    side, _ = stage.run(inputs_of(targets), targets, stage.initial_state(1), None)
+    side, _ = stage.run(inputs_of(targets), targets, stage.initial_state(1))
     x = CODEC.decode(targets).flatten()
     error = x - side[0, :, :, 0].flatten()
     assert error[4000:].square().mean() < 1e-2 * x[4000:].square().mean()
@@ -81,11 +81,11 @@ def test_a_predictable_signal_is_predicted() -> None:
 
 def test_a_sample_changes_nothing_before_it() -> None:
     targets = frames_of(0.05, 2)
-    side, _ = STAGE.run(inputs_of(targets), targets, STAGE.initial_state(1), None)
+    side, _ = STAGE.run(inputs_of(targets), targets, STAGE.initial_state(1))
     changed = targets.clone()
     frame, place = 60, 2
     changed[0, frame, place] = (changed[0, frame, place] + 90) % 256
-    other, _ = STAGE.run(inputs_of(changed), changed, STAGE.initial_state(1), None)
+    other, _ = STAGE.run(inputs_of(changed), changed, STAGE.initial_state(1))
     at = frame * 4 + place
     flat, other = side.reshape(-1, STAGE.width), other.reshape(-1, STAGE.width)
     assert torch.equal(flat[: at + 1], other[: at + 1])
@@ -96,10 +96,10 @@ def test_a_sample_changes_nothing_before_it() -> None:
 def test_any_split_gives_the_same_vectors(lengths: list[int]) -> None:
     targets = frames_of(0.02, 3)[:, :40].repeat(2, 1, 1)
     inputs = inputs_of(targets)
-    whole, last = STAGE.run(inputs, targets, STAGE.initial_state(2), None)
+    whole, last = STAGE.run(inputs, targets, STAGE.initial_state(2))
     state, at, parts = STAGE.initial_state(2), 0, []
     for n in lengths:
-        side, state = STAGE.run(inputs[:, at : at + n], targets[:, at : at + n], state, None)
+        side, state = STAGE.run(inputs[:, at : at + n], targets[:, at : at + n], state)
         parts.append(side)
         at += n
     assert torch.equal(torch.cat(parts, dim=1), whole)
@@ -115,17 +115,15 @@ def test_any_split_gives_the_same_vectors(lengths: list[int]) -> None:
 
 def test_a_document_begins_anew() -> None:
     first, second = frames_of(0.02, 4), frames_of(0.02, 5)
-    alone, _ = STAGE.run(inputs_of(second), second, STAGE.initial_state(1), None)
+    alone, _ = STAGE.run(inputs_of(second), second, STAGE.initial_state(1))
     inputs = torch.cat([inputs_of(first), inputs_of(second)], dim=1)
     targets = torch.cat([first, second], dim=1)
     targets[0, first.size(1) - 1, 2:] = IGNORE  # the first document ends inside a frame
-    reset = torch.zeros(1, targets.size(1), dtype=torch.bool)
-    reset[0, first.size(1)] = True
-    both, _ = STAGE.run(inputs, targets, STAGE.initial_state(1), reset)
+    both, _ = STAGE.run(inputs, targets, STAGE.initial_state(1))
     assert torch.equal(both[:, first.size(1) :], alone)
-    # Without a reset (warm evaluation) it goes on, over the start symbols.
-    warm, _ = STAGE.run(inputs, targets, STAGE.initial_state(1), None)
-    assert not torch.equal(warm[:, first.size(1) :], alone)
+    _, state = STAGE.observe(first.flatten(1), STAGE.initial_state(1))
+    side, state = STAGE.observe(inputs_of(second)[:, 0], state)
+    assert torch.equal(side, alone[:, 0, 0]) and torch.equal(state, STAGE.initial_state(1))
 
 
 @pytest.mark.parametrize("kind", ["silence", "full scale", "noise", "pulses"])
@@ -140,7 +138,7 @@ def test_vectors_stay_finite_and_predictions_within_the_peak(kind: str) -> None:
     }[kind]
     targets = codes.reshape(1, -1, 4)
     stage = FULL.build(CODEC.levels)
-    side, state = stage.run(inputs_of(targets), targets, stage.initial_state(1), None)
+    side, state = stage.run(inputs_of(targets), targets, stage.initial_state(1))
     assert torch.isfinite(side).all() and torch.isfinite(state).all()
     assert side[..., 0].abs().max() <= CODEC.levels[codes].abs().max() and side[..., 1].min() > 0
     assert side[..., 2:].abs().max() < 30

@@ -32,11 +32,11 @@ _FIXED = 2 + WINDOW + 5
 _CLIP = 8.0
 _SMALLEST = 2e-5
 
-# What a lane's state holds, one after another: scalars; the newest samples, newest first; of every filter
-# some numbers, weights, gains and covariance, with room for the longest; the long filter's residuals and
-# weights; scratch.
-_TIME, _PEAK, _FAST, _SLOW, _REFERENCE, _LONG, _LONG_FREE, _LONG_ERROR, _SCALARS = range(9)
+# What a lane's state holds, one after another: scalars; the newest samples and residuals, newest first; of
+# every filter some numbers, weights, gains and covariance, with room for the longest; scratch.
+_TIME, _PEAK, _FAST, _SLOW, _REFERENCE, _SCALARS = range(6)
 _PREDICTION, _FREE, _ERROR, _LEVERAGE, _NUMBERS = range(5)
+PARTS = 8
 
 
 class RlsConfig(Config):
@@ -49,19 +49,10 @@ class RlsConfig(Config):
     ridge: float = Field(ge=0)
 
 
-class LongConfig(Config):
-    """A normalised-least-mean-squares filter (Haykin, ch. 6) over the last `order` residuals, which reach
-    back over several periods of a voice; `rate` is its step."""
-
-    order: int = Field(default=256, ge=WINDOW)
-    rate: float = Field(default=0.02, gt=0, lt=1)
-
-
 class PredictorsConfig(Config):
     """The filters; the mean of the first two is the reference that residuals are taken from.
 
-    long: predicts those residuals. expansion: g above. peak_decay: per sample, of the peak that limits
-    predictions.
+    expansion: g above. peak_decay: per sample, of the peak that limits predictions.
     """
 
     filters: tuple[RlsConfig, ...] = (
@@ -69,7 +60,6 @@ class PredictorsConfig(Config):
         RlsConfig(order=16, forgetting=0.99, weighting=0.7, ridge=1e-4),
         RlsConfig(order=32, forgetting=0.998, weighting=0.7, ridge=1e-4),
     )
-    long: LongConfig = LongConfig()
     expansion: float = Field(default=0.995, gt=0, le=1)
     peak_decay: float = Field(default=0.9998, gt=0, le=1)
 
@@ -97,25 +87,24 @@ class Predictors(SideStage):
     A side vector: reference and scale (mean absolute residual of the last hundred samples or so), both
     amplitudes; then what networks read, all about 1: the last 32 residuals in units of the scale, newest
     last; log scale; log of a faster scale over it; log of the codec's step at the reference over it; the
-    reference, companded, and its magnitude; of every filter, the long one last, its distance from the
-    reference and then the log of its recent error, in units of the scale; of the RLS filters how unusual
-    the window is to them (leverage).
+    reference, companded, and its magnitude; of every filter its distance from the reference, then the log
+    of its recent error, in units of the scale, then how unusual the window is to it (leverage).
     """
 
     def __init__(self, config: PredictorsConfig, levels: Tensor) -> None:
         filters = config.filters
         self.config, self.hash = config, config.hash
-        self.width = _FIXED + 3 * len(filters) + 2
-        self.deviations = slice(_FIXED, _FIXED + len(filters) + 1)
+        self.width = _FIXED + 3 * len(filters)
+        self.deviations = slice(_FIXED, _FIXED + len(filters))
         self.levels = levels.double().numpy()
         self.orders = np.array([f.order for f in filters])
         self.settings = np.array([[f.forgetting, f.weighting, f.ridge] for f in filters])
-        self.shape = np.array([config.expansion, config.peak_decay, config.long.rate])
+        self.shape = np.array([config.expansion, config.peak_decay])
         filters_room = [len(filters) * size for size in (_NUMBERS, WINDOW, WINDOW, WINDOW * WINDOW)]
-        self.sizes = [_SCALARS, WINDOW, *filters_room, config.long.order, config.long.order, WINDOW]
+        self.sizes = [_SCALARS, WINDOW, WINDOW, *filters_room, WINDOW]
         self.start = np.zeros(sum(self.sizes))
-        scalars, _, numbers, _, _, covariance, *_ = self.parts(self.start)
-        scalars[[_FAST, _SLOW, _LONG_ERROR]] = 1e-3, 1e-3, 1.0
+        scalars, _, _, numbers, _, _, covariance, _ = self.parts(self.start)
+        scalars[[_FAST, _SLOW]] = 1e-3
         numbers[_ERROR::_NUMBERS] = 1e-4
         for f, n in enumerate(self.orders):
             covariance[f * WINDOW * WINDOW :][: n * n] = 100 * np.eye(n).ravel()
@@ -128,19 +117,16 @@ class Predictors(SideStage):
     def initial_state(self, lanes: int) -> Tensor:
         return torch.from_numpy(self.start).expand(lanes, -1).clone()
 
-    def run(
-        self, inputs: Tensor, targets: Tensor, state: Tensor, reset: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def run(self, inputs: Tensor, targets: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         lanes, frames, places = inputs.shape
         side = np.empty((lanes, frames, places, self.width), dtype=np.float32)
         after = state.numpy(force=True).copy()
         before = inputs.numpy(force=True), targets.numpy(force=True)
-        begins = np.zeros((lanes, frames), dtype=np.bool_) if reset is None else reset.numpy(force=True)
         start, ahead = self.parts(self.start), after.copy()
 
         def walk(lane: int) -> None:
             _walk(
-                before[0][lane], before[1][lane], begins[lane],
+                before[0][lane], before[1][lane],
                 self.parts(ahead[lane]), self.parts(after[lane]), start, side[lane],
                 self.levels, self.orders, self.settings, self.shape,
             )  # fmt: skip
@@ -160,40 +146,55 @@ class Predictors(SideStage):
         for line, lane, out in zip(lanes, after, side, strict=True):
             own = self.parts(lane)
             for symbol in line:
+                if symbol >= len(self.levels):
+                    lane[:] = self.start
                 observe(symbol, own, self.levels, self.orders, self.settings, self.shape)
             features(own, self.orders, out)
         return torch.from_numpy(side).to(symbols.device), torch.from_numpy(after)
 
 
+@njit
+def split(lane, ends):
+    """`Predictors.parts` for compiled callers; ends: of the parts, the cumulative sum of `sizes`."""
+    a, b, c, d, e, f, g, _ = ends
+    return (
+        lane[:a], lane[a:b], lane[b:c], lane[c:d], lane[d:e], lane[e:f], lane[f:g], lane[g:]
+    )  # fmt: skip
+
+
 @njit(cache=True, nogil=True)
-def _walk(inputs, targets, reset, ahead, after, start, side, levels, orders, settings, shape):
+def _walk(inputs, targets, ahead, after, start, side, levels, orders, settings, shape):
     """Side vectors [T, K, S] of one lane's targets [T, K].
 
     The state `ahead` runs ahead over the targets; `after` becomes that after the last input frame.
     """
     frames, places = inputs.shape
     for t in range(frames):
-        if reset[t]:
+        begins = inputs[t, 0] >= len(levels)  # a start symbol
+        if begins:
             for part in range(len(ahead)):
                 ahead[part][:] = start[part]
-        if t == 0 or reset[t]:
-            for place in range(places):
-                observe(inputs[t, place], ahead, levels, orders, settings, shape)
-        else:  # the frame before was a target, of which all but the last symbol is known
-            observe(targets[t - 1, places - 1], ahead, levels, orders, settings, shape)
-        if t == frames - 1:
-            for part in range(len(ahead)):
-                after[part][:] = ahead[part]
         for place in range(places):
+            # What became known since the vector before: one symbol, or at a beginning a frame.
+            known = places if place == 0 and (t == 0 or begins) else 1
+            for i in range(known):
+                if known > 1:
+                    symbol = inputs[t, i]
+                elif place > 0:
+                    symbol = targets[t, place - 1]
+                else:
+                    symbol = inputs[t, places - 1]
+                observe(symbol, ahead, levels, orders, settings, shape)
+            if place == 0 and t == frames - 1:
+                for part in range(len(ahead)):
+                    after[part][:] = ahead[part]
             features(ahead, orders, side[t, place])
-            if place < places - 1:
-                observe(targets[t, place], ahead, levels, orders, settings, shape)
 
 
 @njit(cache=True, nogil=True)
 def features(lane, orders, out):
     """Writes the side vector [S] float32 of the next sample."""
-    scalars, numbers, residuals = lane[0], lane[2], lane[6]
+    scalars, residuals, numbers = lane[0], lane[2], lane[3]
     reference, slow = scalars[_REFERENCE], scalars[_SLOW]
     out[0], out[1] = reference, slow
     for i in range(WINDOW):
@@ -207,15 +208,13 @@ def features(lane, orders, out):
     out[at + 3] = math.copysign(companded, reference)
     out[at + 4] = companded
     filters = len(orders)
-    deviations, errors = _FIXED, _FIXED + filters + 1
+    deviations, errors, leverages = _FIXED, _FIXED + filters, _FIXED + 2 * filters
     for f in range(filters):
         own = numbers[f * _NUMBERS : (f + 1) * _NUMBERS]
         deviation = (own[_PREDICTION] - reference) / slow
         out[deviations + f] = min(max(deviation, -_CLIP), _CLIP)
         out[errors + f] = 0.5 * math.log((own[_ERROR] + 1e-10) / (slow * slow))
-        out[errors + filters + 1 + f] = own[_LEVERAGE]
-    out[deviations + filters] = scalars[_LONG]
-    out[errors + filters] = 0.5 * math.log(scalars[_LONG_ERROR] + 1e-10)
+        out[leverages + f] = own[_LEVERAGE]
 
 
 @njit(cache=True, nogil=True, fastmath=True, error_model="numpy")
@@ -223,7 +222,7 @@ def observe(symbol, lane, levels, orders, settings, shape):
     """Adapts a lane's state to the sample that came and predicts the next; no sample, no change."""
     if symbol < 0 or symbol >= len(levels):
         return
-    scalars, samples, numbers, weights, gains, covariance, residuals, long, row = lane
+    scalars, samples, residuals, numbers, weights, gains, covariance, row = lane
     x = levels[symbol]
     step = int(scalars[_TIME])
     scalars[_TIME] = step + 1
@@ -243,7 +242,8 @@ def observe(symbol, lane, levels, orders, settings, shape):
         )  # fmt: skip
     for i in range(WINDOW - 1, 0, -1):
         samples[i] = samples[i - 1]
-    samples[0] = x
+        residuals[i] = residuals[i - 1]
+    samples[0], residuals[0] = x, unit
     reference = 0.0
     for f in range(len(orders)):
         n, vector, matrix = orders[f], f * WINDOW, f * WINDOW * WINDOW
@@ -255,7 +255,6 @@ def observe(symbol, lane, levels, orders, settings, shape):
         if f < 2:
             reference += 0.5 * own[_PREDICTION]
     scalars[_REFERENCE] = reference
-    _long(unit, scalars, residuals, long, shape[2])
 
 
 @njit(cache=True, nogil=True, fastmath=True, error_model="numpy")
@@ -315,28 +314,3 @@ def _predict(samples, own, weights, gains, covariance, settings, expansion, peak
     own[_PREDICTION] = min(max(prediction, -peak), peak)
     weight = (own[_ERROR] + 1e-8) ** -settings[1]
     own[_LEVERAGE] = leverage / (settings[0] / weight + leverage)
-
-
-@njit(cache=True, nogil=True, fastmath=True, error_model="numpy")
-def _long(unit, scalars, residuals, weights, rate):
-    """Adapts the long filter to a residual, in units of the scale, and predicts the next one."""
-    n = len(residuals)
-    power = 1.0
-    for i in range(n):
-        power += residuals[i] * residuals[i]
-    error = unit - scalars[_LONG_FREE]
-    scalars[_LONG_ERROR] += 0.02 * (min(error * error, _CLIP * _CLIP) - scalars[_LONG_ERROR])
-    step = rate * error / power
-    for i in range(n):
-        weights[i] = weights[i] * 0.99999 + step * residuals[i]
-    for i in range(n - 1, 0, -1):
-        residuals[i] = residuals[i - 1]
-    residuals[0] = unit
-    free = 0.0
-    for i in range(n):
-        free += weights[i] * residuals[i]
-    scalars[_LONG_FREE] = free
-    # As the others, it may not predict beyond the peak.
-    reference, slow, peak = scalars[_REFERENCE], scalars[_SLOW], scalars[_PEAK]
-    limited = min(max(reference + free * slow, -peak), peak)
-    scalars[_LONG] = min(max((limited - reference) / slow, -_CLIP), _CLIP)

@@ -29,18 +29,17 @@ class SideStage(Protocol):
 
     def initial_state(self, lanes: int) -> Tensor: ...
 
-    def run(
-        self, inputs: Tensor, targets: Tensor, state: Tensor, reset: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def run(self, inputs: Tensor, targets: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Side vectors [B, T, K, S] float32 of targets [B, T, K], and the state after `inputs`.
 
-        inputs [B, T, K]: the frames before them, equal to the targets of the frame before except where
-        reset [B, T] says that a document begins. Symbols outside the vocabulary are none.
+        inputs [B, T, K]: the frames before them, which are the targets of the frame before, or start symbols:
+        there a document begins. Targets that are IGNORE are none.
         """
         ...
 
     def observe(self, symbols: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Goes on over symbols [B, n]: the side vector [B, S] of the next one, and the state there."""
+        """The side vector [B, S] of what follows symbols [B, n], of which a start symbol begins anew, and the
+        state there."""
         ...
 
 

@@ -142,7 +142,7 @@ class SequenceModel(nn.Module):
         history = self._histories(line, inputs.size(1), reset)
         side = stage = None
         if self.stage is not None and state.stage is not None:
-            side, stage = self.stage.run(inputs, targets, state.stage, reset)
+            side, stage = self.stage.run(inputs, targets, state.stage)
         seen = history[..., history.size(-1) - self.embedding.history :]
         x = self.embedding(seen, None if side is None else side[:, :, 0])
         hidden, memory = self.core(x, state.memory, reset, layer_outputs=layer_outputs)
