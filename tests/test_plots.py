@@ -63,6 +63,34 @@ def test_scales_do_not_follow_the_signal(speech_like: Callable[[float, int], NDA
     assert "peak -46.0 dBFS" in quiet.axes[0].get_title()
 
 
+def test_several_spectrograms_share_their_axes(tmp_path: Path) -> None:
+    t = np.arange(16_000) / 16_000
+    sounds = {"real": np.sin(2 * np.pi * 1000 * t), "made": np.sin(2 * np.pi * 3000 * np.tile(t, 2))}
+    figure = plots.plot_spectrograms(
+        sounds, 16_000, tmp_path / "a.png", boundaries_s={"made": 0.5}, columns=3
+    )
+    assert (tmp_path / "a.png").read_bytes().startswith(PNG)
+    panels = [axes for axes in figure.axes if axes.axison]
+    assert [axes.get_title() for axes in panels] == list(sounds)
+    for axes, freq_khz in zip(panels, (1.0, 3.0), strict=True):
+        assert axes.get_xlim() == (0.0, 2.0) and axes.get_ylim() == (0.0, 8.0)
+        assert axes.images[0].get_clim() == (plots.FLOOR_DB, 0.0)
+        levels = np.asarray(axes.images[0].get_array())
+        assert levels[:, 20].argmax() * 8.0 / (levels.shape[0] - 1) == pytest.approx(freq_khz, abs=0.02)
+    assert [[line.get_xdata()[0] for line in axes.lines] for axes in panels] == [[], [0.5]]
+    with pytest.raises(DataError, match="at least one"):
+        plots.plot_spectrograms({}, 16_000)
+
+
+def test_a_long_run_is_drawn_from_zero(tmp_path: Path) -> None:
+    curves = {"state (kB)": [50.0, 50.0, 51.0], "level (dBFS)": [-30.0, -29.0, -31.0]}
+    figure = plots.plot_stream([1.0, 2.0, 2.5], curves, tmp_path / "a.png")
+    assert [axes.get_ylabel() for axes in figure.axes] == list(curves)
+    assert figure.axes[0].get_ylim()[0] == 0.0  # two percent do not look like a leak
+    for axes, values in zip(figure.axes, curves.values(), strict=True):
+        assert axes.lines[0].get_xydata().tolist() == [[1.0, values[0]], [2.0, values[1]], [2.5, values[2]]]
+
+
 @pytest.mark.parametrize("samples", [1, 100])
 def test_shorter_than_a_window(samples: int, tmp_path: Path) -> None:
     plots.plot_audio(np.full(samples, 0.5), 16_000, tmp_path / "new" / "a.png", title="short")

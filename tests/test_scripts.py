@@ -11,8 +11,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import soundfile
 
+from tests.e2e.harness import TINY
 from tests.e2e.harness import run as txl_audio
+from tests.helpers import speech_like
+from txl_audio import recipe
+from txl_audio.codecs.mulaw import MuLawCodec, mulaw_encode
+from txl_audio.data.shards import Shards, ShardWriter
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -85,3 +91,75 @@ def test_evaluation_speed(tmp_path: Path) -> None:
     for row in result["rows"]:
         assert row["ratio"] == pytest.approx(row["vanilla_s_per_token"] / row["transformer_xl_s_per_token"])
     assert (tmp_path / "evaluation_speed.png").stat().st_size > 1000
+
+
+@pytest.fixture(scope="module")
+def speech(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A run folder trained for one step, and its data: 4 documents of validation, one of them short."""
+    folder = tmp_path_factory.mktemp("speech")
+    with ShardWriter(folder / "data", spec=MuLawCodec().spec, preparation={}) as writer:
+        for index, seconds in enumerate((1.0, 1.2, 1.1, 1.3, 0.2)):
+            codes, split = mulaw_encode(speech_like(seconds, index)), "train" if index == 0 else "val"
+            writer.append(codes, id=f"doc{index}", split=split, source="", sha256="")
+    config = folder / "tiny.yaml"
+    config.write_text(TINY + f"data: {folder / 'data'}\n")
+    trained = txl_audio(
+        "train", config, f"out={folder / 'run'}", "train.steps=1", "train.validate_symbols=100"
+    )
+    assert trained.code == 0, trained.err
+    return folder / "run", folder / "data"
+
+
+def free_running(speech: tuple[Path, Path], out: Path, *words: str) -> dict[str, Any]:
+    run, data = speech
+    few = ["--prompt-seconds", "0.25", "--seconds", "1", "--out", str(out), *words]
+    script("free_running").main([str(run), "--data", str(data), *few])
+    return json.loads((out / "results.json").read_text())
+
+
+def test_free_running_compares_with_real_speech(speech: tuple[Path, Path], tmp_path: Path) -> None:
+    out = tmp_path / "all"
+    results = free_running(speech, out, "--prompts", "3")
+    names = [excerpt["prompt"] for excerpt in results["excerpts"]]
+    assert sorted(names) == ["doc1", "doc2", "doc3"]  # the document shorter than the prompt is none
+    for name in names:
+        sound = soundfile.info(out / f"{name}.flac")
+        assert sound.frames == 16_000 + 4_000 and sound.samplerate == 16_000
+    # Prompts are real: the file begins with the document.
+    pcm, _ = soundfile.read(out / "doc1.flac", dtype="float32")
+    assert (mulaw_encode(pcm[:4000]) == mulaw_encode(speech_like(1.2, 1))[:4000]).all()
+    real, model = results["statistics"]["real speech"], results["statistics"]["model"]
+    assert real["loud"] < 0.2 and real["silent"] > 0.05 and set(results["statistics"]) >= {"linear predictor"}
+    assert 0 < model["bits"] < 12 and real["bits"] > 0
+    assert [verdict["excerpts"] for verdict in results["verdicts"]] == [3] * 7
+    assert (out / "report.md").read_text().count("| doc") == 3
+    for picture in ("spectrograms.png", "minutes.png"):
+        assert (out / picture).stat().st_size > 1000
+
+
+def test_free_running_passes_over_the_prompts_of_tuning(speech: tuple[Path, Path], tmp_path: Path) -> None:
+    choose = script("free_running").choose
+    documents = recipe.SplitDocuments(Shards.open(speech[1]), "val")
+    order = choose(documents, prompts=3, first=0, samples=4000)
+    assert sorted(order) == [0, 1, 2]
+    assert [choose(documents, prompts=1, first=n, samples=4000)[0] for n in range(3)] == order
+    with pytest.raises(SystemExit, match=r"3 prompts after the first 1 .* the split has 3 documents"):
+        free_running(speech, tmp_path, "--prompts", "3", "--first", "1")
+
+
+# Row A8: a run is measured minute by minute, here a second of sound each; its state does not grow.
+def test_free_running_long_run_reports_every_minute(
+    speech: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = script("free_running")
+    monkeypatch.setattr(module, "MINUTE_S", 1)
+    given = ["--data", str(speech[1]), "--prompt-seconds", "0.25", "--prompts", "1", "--seconds", "2.5"]
+    module.main([str(speech[0]), *given, "--no-audio", "--out", str(tmp_path)])
+    results = json.loads((tmp_path / "results.json").read_text())
+    minutes = results["minutes"]
+    assert [minute["samples"] for minute in minutes] == [16_000, 32_000, 40_000]
+    assert len({minute["state_bytes"] for minute in minutes}) == 1
+    for minute in minutes:
+        assert minute["samples_per_s"] > 0 and 0 <= minute["clipped"] <= 1 and 0 < minute["bits"] < 12
+    assert [excerpt["minute"] for excerpt in results["excerpts"]] == [1, 2]  # half a second is too short
+    assert not list(tmp_path.glob("*.flac"))

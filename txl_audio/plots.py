@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,9 @@ from numpy.typing import NDArray
 from txl_audio.tokens import DataError, TxlError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 FLOOR_DB = -90.0
 """Darkest colour of every spectrogram, so that two pictures can be compared."""
@@ -70,24 +73,60 @@ def plot_audio(
     level = f"peak {peak_db:.1f} dBFS, RMS {rms_db:.1f} dBFS"
     wave.set_title(f"{title}  ({level})" if title else level, fontsize="medium")
 
-    levels_db, hop_samples = _spectrogram_db(samples, sample_rate_hz)
-    half_s = hop_samples / sample_rate_hz / 2  # a column is drawn around its window's centre
-    image = spectrum.imshow(
-        levels_db,
-        origin="lower",
-        aspect="auto",
-        interpolation="nearest",
-        cmap="magma",
-        vmin=FLOOR_DB,
-        vmax=0.0,
-        extent=(-half_s, (2 * levels_db.shape[1] - 1) * half_s, 0.0, sample_rate_hz / 2000),
-    )
+    image = _draw_spectrogram(spectrum, samples, sample_rate_hz)
     spectrum.set(xlabel="time (s)", ylabel="frequency (kHz)", xlim=(0.0, duration_s))
     figure.colorbar(image, ax=[wave, spectrum], label="level (dB, 0 = full-scale sine)", pad=0.01)
     if boundary_s is not None:
         for axes, colour in ((wave, "C3"), (spectrum, "white")):
             axes.axvline(boundary_s, color=colour, linestyle="--", linewidth=1.2, label="end of the prompt")
         wave.legend(loc="upper right", fontsize="small")
+    return _saved(figure, path)
+
+
+def plot_spectrograms(
+    sounds: Mapping[str, NDArray[np.floating[Any]] | torch.Tensor],
+    sample_rate_hz: int,
+    path: str | Path | None = None,
+    *,
+    boundaries_s: Mapping[str, float] = MappingProxyType({}),
+    columns: int = 3,
+) -> Figure:
+    """Spectrograms of several sounds by title, row by row, on one time axis and one scale of levels.
+
+    `boundaries_s` marks by title where prompts end. Shapes and faults as `plot_audio`; DataError for none.
+    """
+    if not sounds:
+        raise DataError("no sounds were given, expected at least one to draw")
+    rows = -(-len(sounds) // columns)
+    figure = _figure(height_inches=0.6 + 1.3 * rows)
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
+    for axes, (title, pcm) in zip(panels, sounds.items(), strict=False):
+        _draw_spectrogram(axes, _mono(pcm), sample_rate_hz)
+        axes.set_title(title, fontsize="x-small")
+        if title in boundaries_s:
+            axes.axvline(boundaries_s[title], color="white", linestyle="--", linewidth=0.8)
+    for axes in panels[len(sounds) :]:
+        axes.set_axis_off()
+    duration_s = max(len(pcm) for pcm in sounds.values()) / sample_rate_hz
+    panels[0].set(xlim=(0.0, duration_s), ylim=(0.0, sample_rate_hz / 2000))
+    figure.supxlabel("time (s)", fontsize="small")
+    figure.supylabel("frequency (kHz)", fontsize="small")
+    return _saved(figure, path)
+
+
+def plot_stream(
+    minutes: Sequence[float], curves: Mapping[str, Sequence[float]], path: str | Path | None = None
+) -> Figure:
+    """What a long run costs and gives: one panel for every curve by name, against minutes of sound."""
+    figure = _figure(height_inches=1.8 * len(curves))
+    panels = figure.subplots(len(curves), sharex=True, squeeze=False)[:, 0]
+    for axes, (name, values) in zip(panels, curves.items(), strict=True):
+        axes.plot(minutes, values, marker=".")
+        if min(values) >= 0:  # from zero, so that a change of a few percent looks like one
+            axes.set_ylim(0.0, 1.2 * max(values) or 1.0)
+        axes.set_ylabel(name)
+        axes.grid(alpha=0.3)
+    panels[-1].set(xlabel="minutes of sound")
     return _saved(figure, path)
 
 
@@ -151,6 +190,21 @@ def _envelope(samples: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArra
     starts = np.arange(0, samples.size, step)
     low, high = np.minimum.reduceat(samples, starts), np.maximum.reduceat(samples, starts)
     return low, high, step
+
+
+def _draw_spectrogram(axes: Axes, samples: NDArray[np.float64], sample_rate_hz: int) -> AxesImage:
+    levels_db, hop_samples = _spectrogram_db(samples, sample_rate_hz)
+    half_s = hop_samples / sample_rate_hz / 2  # a column is drawn around its window's centre
+    return axes.imshow(
+        levels_db,
+        origin="lower",
+        aspect="auto",
+        interpolation="auto",  # where columns outnumber pixels none is left out
+        cmap="magma",
+        vmin=FLOOR_DB,
+        vmax=0.0,
+        extent=(-half_s, (2 * levels_db.shape[1] - 1) * half_s, 0.0, sample_rate_hz / 2000),
+    )
 
 
 def _spectrogram_db(samples: NDArray[np.float64], sample_rate_hz: int) -> tuple[NDArray[np.float64], int]:

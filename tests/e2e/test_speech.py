@@ -207,12 +207,16 @@ def test_sample_reports_what_it_wrote(workspace: Workspace, tmp_path: Path) -> N
     out = tmp_path / "new" / "sound.wav"
     figures = run("sample", workspace.run, "--seconds", 0.05, "--seed", 3, "--out", out, "--json").json
     assert (figures["samples"], figures["seconds"], figures["seed"]) == (800, 0.05, 3)
-    assert figures["backend"] == "torch cpu" and figures["out"] == str(out)
+    assert figures["backend"] == "compiled cpu" and figures["out"] == str(out)
     assert figures["rtf"] == pytest.approx(figures["wall_s"] / 0.05)
     assert 0 < figures["first_chunk_ms"] <= 1000 * figures["wall_s"]
     info = soundfile.info(out)
     assert (info.frames, info.samplerate, info.channels, info.subtype) == (800, 16_000, 1, "PCM_16")
     assert [path.name for path in out.parent.iterdir()] == ["sound.wav"]
+    same = out.with_name("same.wav")
+    how = ("--seconds", 0.05, "--seed", 3, "--backend", "torch", "--out", same, "--json")
+    assert run("sample", workspace.run, *how).json["backend"] == "torch cpu"
+    assert same.read_bytes() == out.read_bytes()
 
 
 def test_raw_and_files_hold_the_same_samples(workspace: Workspace, tmp_path: Path) -> None:

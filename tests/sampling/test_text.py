@@ -10,7 +10,7 @@ import torch
 from tests.tiny import text_model
 from txl_audio.data.text import ByteVocabulary, CharacterVocabulary, WordVocabulary
 from txl_audio.model.sequence import SequenceModel
-from txl_audio.sampling.sampler import Filters
+from txl_audio.sampling.filters import Filters
 from txl_audio.sampling.text import continuation, text_writer
 from txl_audio.tokens import ConfigError, DataError, SpecError, Vocabulary
 
@@ -40,7 +40,7 @@ def test_m4_streamed_text_equals_recomputing_from_scratch(vocabulary: Vocabulary
     model = text_model(vocabulary.spec, mem_len=40)
     ids = vocabulary.encode(prompt, complete=False)[None]
     for _ in range(12):
-        hidden, _, _ = model.encode(ids[..., None], model.initial_state(1))
+        hidden, *_ = model.encode(ids[..., None], ids[..., None], model.initial_state(1))
         best = model.head.log_probs(hidden[:, -1], ids[:, :0], 0).argmax(-1, keepdim=True)
         ids = torch.cat([ids, best], dim=1)
     got = pieces(vocabulary, prompt, model=model)

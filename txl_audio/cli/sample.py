@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txl_audio.cli.common import Device, Json, RunPath, Stream, app, progress_bar, say, tell
+from txl_audio.cli.common import Device, Json, RunPath, Stream, app, one_of, progress_bar, say, tell
 from txl_audio.tokens import ConfigError
 
 if TYPE_CHECKING:
     from txl_audio.model.sequence import SequenceModel
-    from txl_audio.sampling.sampler import Filters
     from txl_audio.tokens import Vocabulary
 
 
@@ -45,6 +45,12 @@ def sample(
         float | None, typer.Option(help="Draw among the fewest that reach probability p.")
     ] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same result.")] = 0,
+    backend: Annotated[
+        str, typer.Option(help="auto, compiled (without Python, on a CPU) or torch.")
+    ] = "auto",
+    weights: Annotated[
+        str, typer.Option(help="Compiled: float32, or int8, which is faster and nearly as good.")
+    ] = "float32",
     stream: Stream = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -54,10 +60,15 @@ def sample(
     Sound: --raw | aplay -f S16_LE -r 16000. Text goes to stdout, or to --out.
     """
     from txl_audio import recipe
-    from txl_audio.sampling.sampler import Filters
+    from txl_audio.sampling.filters import Filters
+    from txl_audio.sampling.sampler import named_backend
 
+    one_of("--backend", backend, ("auto", "compiled", "torch"))
+    one_of("--weights", weights, ("float32", "int8"))
     _, model = recipe.load_run(run, device=device, stream=stream)
     filters = Filters(temperature=temperature, top_k=top_k, top_p=top_p)
+    how: Any = {"filters": filters, "seed": seed, "backend": backend, "weights": weights}
+    named = {"seed": seed, "backend": named_backend(model, how["backend"], how["weights"])}
     if model.spec.modality == "text":
         if seconds is not None or prompt_seconds is not None or raw or with_prompt:
             raise ConfigError(
@@ -72,8 +83,8 @@ def sample(
             prompt=prompt,
             tokens=tokens,
             out=out,
-            filters=filters,
-            seed=seed,
+            how=how,
+            named=named,
             as_json=as_json,
         )
         return
@@ -87,8 +98,8 @@ def sample(
         seconds=5.0 if seconds is None else seconds,
         out=out,
         raw=raw,
-        filters=filters,
-        seed=seed,
+        how=how,
+        named=named,
         as_json=as_json,
     )
 
@@ -102,8 +113,8 @@ def _sound(
     seconds: float,
     out: Path | None,
     raw: bool,
-    filters: Filters,
-    seed: int,
+    how: Mapping[str, Any],
+    named: Mapping[str, Any],
     as_json: bool,
 ) -> None:
     from txl_audio import recipe, runtime
@@ -120,8 +131,8 @@ def _sound(
         prompt=prompt,
         prompt_seconds=prompt_seconds,
         with_prompt=with_prompt,
-        filters=filters,
-        seed=seed,
+        tell=say,
+        **how,
     )
     rate, wanted = model.spec.sample_rate_hz, round(seconds * model.spec.sample_rate_hz)
     begun, first_chunk_s, made = time.perf_counter(), 0.0, 0
@@ -149,8 +160,7 @@ def _sound(
         "first_chunk_ms": 1000 * first_chunk_s,
         "level_dbfs": 10 * math.log10(max(1e-12, power / max(1, made))),
         "clipped_samples": clipped,
-        "seed": seed,
-        "backend": f"torch {next(model.parameters()).device}",
+        **named,
         "out": str(out) if out else None,
     }
     if not raw:
@@ -168,15 +178,15 @@ def _text(
     prompt: str | None,
     tokens: int,
     out: Path | None,
-    filters: Filters,
-    seed: int,
+    how: Mapping[str, Any],
+    named: Mapping[str, Any],
     as_json: bool,
 ) -> None:
     from txl_audio import runtime
     from txl_audio.sampling import text
 
     begun, first_chunk_s = time.perf_counter(), 0.0
-    pieces = text.continuation(model, vocabulary, tokens=tokens, prompt=prompt, filters=filters, seed=seed)
+    pieces = text.continuation(model, vocabulary, tokens=tokens, prompt=prompt, tell=say, **how)
     kept: list[str] = []
     with runtime.single_thread(next(model.parameters()).device), text.text_writer(out) as write:
         for piece, generated in pieces:
@@ -191,8 +201,7 @@ def _text(
         "wall_s": wall_s,
         "symbols_per_s": tokens / wall_s,
         "first_chunk_ms": 1000 * first_chunk_s,
-        "seed": seed,
-        "backend": f"torch {next(model.parameters()).device}",
+        **named,
         "text": "".join(kept),
         "out": str(out) if out else None,
     }

@@ -12,7 +12,8 @@ import torch
 from txl_audio import runtime
 from txl_audio.model.sequence import SequenceModel
 from txl_audio.plots import plot_audio
-from txl_audio.sampling.sampler import Filters, Sampler
+from txl_audio.sampling.filters import Filters
+from txl_audio.sampling.sampler import Sampler
 from txl_audio.sampling.text import continuation
 from txl_audio.tokens import Codec, Vocabulary
 

@@ -1,54 +1,44 @@
 """Symbols and sound, made while they are heard: constant memory, constant time per sample.
 
-Shapes: B lanes, K symbols per frame, V vocabulary, N samples.
+Shapes: B lanes, K symbols per frame, N samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator
+from typing import Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from txl_audio.model.sequence import SequenceDecodeState, SequenceModel
+from txl_audio.sampling.compiled import Compiled, Weights, unsupported
+from txl_audio.sampling.filters import Filters
+from txl_audio.sampling.stepwise import Stepper, Stepwise
 from txl_audio.tokens import Codec, ConfigError, SpecError
 
+Backend: TypeAlias = Literal["auto", "torch", "compiled"]
 
-@dataclass(frozen=True)
-class Filters:
-    """How a symbol is drawn. Temperature 0 takes the most likely one.
+FIRST_CHUNK_S = 0.02
+"""Sound comes in longer pieces after this much of it, so that it begins at once."""
 
-    top_k keeps the k most likely symbols, top_p the fewest whose probabilities reach p.
-    Raises ConfigError for values that cannot be meant.
+
+def named_backend(model: SequenceModel, backend: Backend, weights: Weights = "float32") -> str:
+    """What samples from a model: `auto` resolved, the device, and the weights where they are not its own.
+
+    Raises ConfigError for a backend that the model does not have.
     """
-
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise ConfigError(f"temperature is {self.temperature}, expected a number from 0 up")
-        if self.top_k is not None and self.top_k < 1:
-            raise ConfigError(f"top_k is {self.top_k}, expected at least 1")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p is {self.top_p}, expected more than 0 and at most 1")
-
-    def draw(self, log_probs: Tensor, generator: torch.Generator) -> Tensor:
-        """log_probs [B, V] -> symbols [B] int64."""
-        if self.temperature == 0:
-            return log_probs.argmax(-1)
-        scores = log_probs / self.temperature
-        if self.top_k is not None and self.top_k < scores.size(-1):
-            best, order = scores.topk(self.top_k)
-            scores = torch.full_like(scores, float("-inf")).scatter(-1, order, best)
-        if self.top_p is not None and self.top_p < 1:
-            ordered, order = scores.softmax(-1).sort(descending=True)
-            # A symbol stays while those before it have not yet reached p; the first always stays.
-            cut = (ordered.cumsum(-1) - ordered) >= self.top_p
-            scores = scores.masked_fill(torch.zeros_like(cut).scatter(-1, order, cut), float("-inf"))
-        return torch.multinomial(scores.softmax(-1), 1, generator=generator)[:, 0]
+    why = unsupported(model, weights)
+    if backend == "auto":
+        backend = "torch" if why else "compiled"
+    if backend == "compiled" and why:
+        raise ConfigError(f"the sampler cannot be compiled: {why}; use backend torch")
+    if backend == "torch" and weights != "float32":
+        raise ConfigError(f"backend torch samples with the model's own weights, got {weights}; use float32")
+    device = next(model.parameters()).device
+    return f"{backend} {device}" if weights == "float32" else f"{backend} {device} {weights}"
 
 
 class Sampler:
@@ -58,15 +48,21 @@ class Sampler:
         model: put into eval mode.
         prompt: [B, N] symbols to continue; None starts B = `lanes` streams from nothing. Text needs
             at least one symbol. A prompt that ends inside a frame is completed by the model.
-        seed: the same seed, prompt and filters give the same symbols.
+        seed: the same seed, prompt and filters give the same symbols, whatever the backend; what a lane
+            gets does not depend on the others.
+        backend: `compiled` runs on a CPU without Python, `torch` everywhere; `auto` takes the compiled one
+            where the model has one.
+        weights: of the compiled backend; see `Compiled`.
+        tell: is told before something takes long.
 
     Attributes:
         filters: may be exchanged while sampling.
         nats: [B, K] float32, what the newest frame cost under the unfiltered model; 0 for symbols
             that came from the prompt.
+        backend: what runs, as `named_backend` says.
 
     Raises SpecError for a prompt of another shape, with symbols outside the vocabulary, or with none
-    where one is needed.
+    where one is needed; ConfigError for a backend that the model does not have.
     """
 
     def __init__(
@@ -77,10 +73,13 @@ class Sampler:
         prompt: Tensor | None = None,
         filters: Filters | None = None,
         seed: int = 0,
+        backend: Backend = "auto",
+        weights: Weights = "float32",
+        tell: Callable[[str], object] = lambda _: None,
     ) -> None:
         self.model, self.filters = model.eval(), filters or Filters()
         self.device = next(model.parameters()).device
-        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.backend = named_backend(model, backend, weights)
         spec = model.spec
         prompt = torch.empty(lanes, 0, dtype=torch.int64) if prompt is None else prompt
         if prompt.dim() != 2 or prompt.is_floating_point():
@@ -102,52 +101,64 @@ class Sampler:
             line = torch.cat([line.new_full((lanes, 1, spec.symbols_per_frame), spec.start_symbol), line], 1)
         elif whole == 0:
             raise SpecError("a text model needs a prompt of at least one symbol, got none")
+        self._generators = [np.random.default_rng((seed % 2**64, lane)) for lane in range(lanes)]
         self._begun = prompt[:, whole:]
         self.nats = torch.zeros(lanes, spec.symbols_per_frame, device=self.device)
-        self.state, self._frame = self._prefill(line)
+        # Whole segments at once, the rest frame by frame; the newest frame waits for the first step.
+        length = model.core.config.segment_len
+        at = (line.size(1) - 1) // length * length
+        self.state = self._after(line[:, : at + 1])
+        self._stepper: Stepper = (
+            Stepwise(model)
+            if self.backend.startswith("torch")
+            else Compiled(model, self.state, weights=weights, tell=tell)
+        )
+        self._frame = line[:, at]
+        if rest := line.size(1) - 1 - at:
+            unused = torch.zeros(lanes, rest, spec.symbols_per_frame, dtype=torch.float64)
+            given = line[:, at + 1 :].flatten(1)
+            frames, _ = self._stepper.run(self.state, self._frame, given, unused, self.filters)
+            self._frame = frames[:, -1]
 
     @torch.no_grad()
-    def _prefill(self, line: Tensor) -> tuple[SequenceDecodeState, Tensor]:
-        """Feeds all frames [B, T, K] but the last: whole segments at once, the rest step by step."""
+    def _after(self, line: Tensor) -> SequenceDecodeState:
+        """Where streams stand after all frames [B, T, K] but the last, which are whole segments."""
         length = self.model.core.config.segment_len
-        whole = (line.size(1) - 1) // length * length
         state = self.model.initial_state(line.size(0))
-        for at in range(0, whole, length):
-            _, _, state = self.model.encode(line[:, at : at + length], state)
-        decode = self.model.decode_state(state)
-        for at in range(whole, line.size(1) - 1):
-            self.model.step_(line[:, at], decode)
-        return decode, line[:, -1]
+        for at in range(0, line.size(1) - 1, length):
+            inputs, targets = line[:, at : at + length], line[:, at + 1 : at + length + 1]
+            *_, state = self.model.encode(inputs, targets, state)
+        return self.model.decode_state(state)
 
-    @torch.inference_mode()
     def next_frame(self) -> Tensor:
         """Symbols [B, K] of the next frame."""
-        hidden = self.model.step_(self._frame, self.state)
-        symbols, self._begun = self._begun, self._begun[:, :0]
-        self.nats = torch.zeros_like(self.nats)
-        for place in range(symbols.size(1), self.model.spec.symbols_per_frame):
-            log_probs = self.model.log_probs(hidden, self.state, symbols)
-            symbol = self.filters.draw(log_probs, self.generator)[:, None]
-            self.nats[:, place] = -log_probs.gather(-1, symbol)[:, 0]
-            symbols = torch.cat([symbols, symbol], dim=1)
-        self._frame = symbols
-        return symbols
+        return self.next_frames(1)[:, 0]
+
+    def next_frames(self, count: int) -> Tensor:
+        """Symbols [B, count, K] of the next frames; many at once cost less than one by one."""
+        places = self.model.spec.symbols_per_frame
+        uniforms = torch.from_numpy(np.stack([g.random((count, places)) for g in self._generators]))
+        frames, self.nats = self._stepper.run(self.state, self._frame, self._begun, uniforms, self.filters)
+        self._begun, self._frame = self._begun[:, :0], frames[:, -1]
+        return frames
 
     def pcm(self, codec: Codec, *, samples: int, chunk_samples: int = 1600) -> Iterator[Tensor]:
-        """Chunks of sound [B, n], `samples` in all, as soon as each is final.
+        """Chunks of sound [B, n], `samples` in all, as soon as each is final; a short one first.
 
         What the prompt had begun of the first frame is left out: the sound continues the prompt.
         Raises SpecError where codec and model disagree.
         """
-        self.model.spec.require(codec.spec, here="the model", there="the codec")
+        self.model.spec.staged("").require(codec.spec, here="the model", there="the codec")
         decoder = codec.stream_decoder()
         skip, left = self._begun.size(1), samples
-        held: list[Tensor] = []
+        frame_samples = codec.spec.sample_rate_hz / codec.spec.frame_rate_hz
+        wanted = min(chunk_samples, round(FIRST_CHUNK_S * codec.spec.sample_rate_hz))
         while left > 0:
-            pcm = decoder.push(self.next_frame()[:, None])
+            count = max(1, math.ceil((min(wanted, left) + skip) / frame_samples))
+            pcm = decoder.push(self.next_frames(count))
             pcm, skip = pcm[:, skip:], max(0, skip - pcm.size(1))
-            held.append(pcm[:, :left])
-            left -= held[-1].size(1)
-            if left == 0 or sum(part.size(1) for part in held) >= chunk_samples:
-                yield torch.cat(held, dim=1)
-                held = []
+            pcm = pcm[:, :left]
+            left -= pcm.size(1)
+            wanted = chunk_samples
+            if pcm.size(1):
+                yield pcm

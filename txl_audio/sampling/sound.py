@@ -14,7 +14,9 @@ import torch
 
 from txl_audio.data.audio import load_audio
 from txl_audio.model.sequence import SequenceModel
-from txl_audio.sampling.sampler import Filters, Sampler
+from txl_audio.sampling.compiled import Weights
+from txl_audio.sampling.filters import Filters
+from txl_audio.sampling.sampler import Backend, Sampler
 from txl_audio.tokens import Codec, ConfigError, DataError
 
 
@@ -34,6 +36,9 @@ def continuation(
     with_prompt: bool,
     filters: Filters,
     seed: int,
+    backend: Backend = "auto",
+    weights: Weights = "float32",
+    tell: Callable[[str], object] = lambda _: None,
 ) -> Iterator[tuple[np.ndarray, bool]]:
     """Chunks (pcm [n] float32, whether it was generated) of a continuation, or of sound from nothing.
 
@@ -56,7 +61,9 @@ def continuation(
             frames = np.pad(symbols, (0, -len(symbols) % places)).reshape(1, -1, places)
             yield codec.decode(torch.from_numpy(frames), samples=len(symbols))[0].numpy(), False
         line = None if symbols is None else torch.from_numpy(symbols)[None]
-        sampler = Sampler(model, prompt=line, filters=filters, seed=seed)
+        sampler = Sampler(
+            model, prompt=line, filters=filters, seed=seed, backend=backend, weights=weights, tell=tell
+        )
         for chunk in sampler.pcm(codec, samples=round(seconds * rate)):
             yield chunk[0].cpu().numpy(), True
 

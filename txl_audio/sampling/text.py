@@ -10,7 +10,9 @@ from pathlib import Path
 import torch
 
 from txl_audio.model.sequence import SequenceModel
-from txl_audio.sampling.sampler import Filters, Sampler
+from txl_audio.sampling.compiled import Weights
+from txl_audio.sampling.filters import Filters
+from txl_audio.sampling.sampler import Backend, Sampler
 from txl_audio.tokens import ConfigError, DataError, Vocabulary
 
 
@@ -22,6 +24,9 @@ def continuation(
     prompt: str | torch.Tensor | None,
     filters: Filters,
     seed: int,
+    backend: Backend = "auto",
+    weights: Weights = "float32",
+    tell: Callable[[str], object] = lambda _: None,
 ) -> Iterator[tuple[str, bool]]:
     """Pieces (text, whether it was generated): the prompt, then `tokens` symbols that continue it.
 
@@ -35,7 +40,9 @@ def continuation(
     else:
         shown = torch.empty(0) if prompt is None else vocabulary.encode(prompt, complete=False)
     start = shown if len(shown) else _newline(vocabulary)
-    sampler = Sampler(model, prompt=start[None], filters=filters, seed=seed)
+    sampler = Sampler(
+        model, prompt=start[None], filters=filters, seed=seed, backend=backend, weights=weights, tell=tell
+    )
     decoder = vocabulary.stream_decoder()
     begin = decoder.push(start)
 

@@ -1,0 +1,366 @@
+"""Raw speech in figures: collects what was measured, writes docs/raw_audio.md and its pictures.
+
+    python scripts/raw_audio_report.py --run                    # first measures what is missing: hours
+    python scripts/raw_audio_report.py "60 minutes=runs/long"   # with one more run in the tables
+
+Everything lies in one folder, --study: peers/NAME (scripts/baselines), models, memory and ablation
+(scripts/compare.py; their variants stand below), free (scripts/free_running.py). Sections whose inputs are
+missing are left out. With --run the commands are printed as they begin, one after another; what is
+finished is not done again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import io
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+from compare import Variant, parameters
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+
+from txl_audio.codecs.mulaw import SAMPLE_RATE_HZ, mulaw_decode
+from txl_audio.config import load
+from txl_audio.data.shards import Shards
+from txl_audio.plots import plot_spectrograms
+from txl_audio.recipe.config import RunConfig
+from txl_audio.tokens import DataError, TxlError
+
+SCRIPTS = Path(__file__).parent
+PEERS = ("floor", "lstm", "wavenet", "samplernn", "sashimi", "megabyte", "x-transformers")
+TITLES = {
+    "floor": "no network: predictors and an adaptive mixture",
+    "lstm": "LSTM 512",
+    "wavenet": "WaveNet, 2 x 10 layers",
+    "samplernn": "SampleRNN, 2 tiers",
+    "sashimi": "SaShiMi, reduced",
+    "megabyte": "MEGABYTE, P 8",
+    "x-transformers": "x-transformers with memory",
+}
+MODEL = "this model"
+MODELS = {MODEL: "", "this model, P 1": "model.symbols_per_frame=1"}
+MEMORIES_S = (0, 0.25, 0.5, 1, 2)
+ABLATION = {
+    "the model": "",
+    "without predictors": "model.predictors=null",
+    "softmax over the 256 codes": "model.head.output=softmax",
+    "AdamW": "train.optimiser=adamw train.lr=2e-3",
+    "without memory": "model.core.mem_len=0",
+}
+LARGEST_PICTURE_BYTES = 150_000
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model. bits: of the whole validation split, None while it trains; way: (minutes, bits) of
+    validations before the end, over the first samples of the split."""
+
+    name: str
+    bits: float | None
+    count: int
+    parameters: int
+    samples: int
+    minutes: float
+    threads: int | None
+    way: list[tuple[float, float]]
+
+    @classmethod
+    def read(cls, name: str, folder: Path) -> Entry | None:
+        """Of a peer's folder or of a run's; None where nothing was validated yet."""
+        metrics, result = folder / "metrics.jsonl", folder / "result.json"
+        lines = metrics.read_text().splitlines() if metrics.is_file() else []
+        records = [json.loads(line) for line in lines if line.endswith("}")]
+        records = [r for r in records if r["kind"] == "validation" and "bits_per_sample" in r]
+        if result.is_file():
+            last = json.loads(result.read_text())
+        elif records and (folder / "model.safetensors").is_file():
+            last = records[-1] | {"parameters": parameters(folder), "samples": records[-1]["symbols"]}
+        else:
+            return None
+        return cls(
+            name,
+            bits=last["bits_per_sample"] if last.get("whole_split", True) else None,
+            count=last["count"],
+            parameters=last["parameters"],
+            samples=last["samples"],
+            minutes=last["seconds"] / 60,
+            threads=last.get("threads"),
+            way=[(r["seconds"] / 60, r["bits_per_sample"]) for r in records if not r["whole_split"]],
+        )
+
+
+def entries(folders: dict[str, Path]) -> list[Entry]:
+    return [entry for name, folder in folders.items() if (entry := Entry.read(name, folder)) is not None]
+
+
+def folder_of(model: str, study: Path) -> Path:
+    return study / "models" / Variant(model, "", ()).folder
+
+
+# What is measured.
+
+
+def commands(given: argparse.Namespace) -> list[list[str]]:
+    """What makes the study, without what is there. compare.py passes over variants that are finished."""
+    study, config = given.study, given.config
+    budget = ["--minutes", f"{given.minutes:g}", "--threads", str(given.threads)]
+    made: list[list[str]] = []
+    for name in PEERS:
+        out = study / "peers" / name
+        if not (out / "result.json").is_file():
+            script = ["baselines/floor.py"] if name == "floor" else ["baselines/train.py", name, *budget]
+            made.append([*script, "--data", str(given.data), "--out", str(out)])
+    if importlib.util.find_spec("x_transformers") is None:
+        made = [command for command in made if "x-transformers" not in command]
+        print("x-transformers is not installed: that peer is left out", file=sys.stderr)
+    loaded = load(RunConfig, config)
+    frame_rate_hz = SAMPLE_RATE_HZ / loaded.model.symbols_per_frame
+    memories = {f"{s:g}": f"model.core.mem_len={round(s * frame_rate_hz)}" for s in MEMORIES_S}
+    for kind, variants in (("models", MODELS), ("memory", memories), ("ablation", ABLATION)):
+        words = [f"{name}={config} data={given.data} {change}".rstrip() for name, change in variants.items()]
+        made.append(["compare.py", str(study / kind), *budget, *words])
+    if not (study / "free" / "results.json").is_file():
+        run = given.model or folder_of(MODEL, study)
+        made.append(["free_running.py", str(run), "--data", str(given.data), "--out", str(study / "free")])
+    return made
+
+
+def measure(given: argparse.Namespace) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": str(given.threads)}
+    for script, *words in commands(given):
+        line = [sys.executable, str(SCRIPTS / script), *words]
+        print(f"$ {shlex.join(line)}", file=sys.stderr, flush=True)
+        if subprocess.run(line, env=environment, check=False, stdout=subprocess.DEVNULL).returncode:
+            raise SystemExit(f"error: {script} failed; see above. What is finished is not done again")
+
+
+# What is written: every section is lines of Markdown, none where its inputs are missing.
+
+
+def table(*rows: Sequence[str]) -> list[str]:
+    head, *body = (f"| {' | '.join(row)} |" for row in rows)
+    return [head, "|" + "---|" * len(rows[0]), *body, ""]
+
+
+def comparison(title: str, models: list[Entry]) -> list[str]:
+    finished = sorted((e for e in models if e.bits is not None), key=lambda e: e.bits or 0.0)
+    if not finished:
+        return []
+    rows = [("model", "bits per sample", "parameters", "minutes", "samples seen", "samples/s")]
+    for e in finished:
+        trained = (f"{e.minutes:.1f}", f"{e.samples / 1e6:.1f} M", f"{e.samples / e.minutes / 60:,.0f}")
+        figures = trained if e.samples else ("-", "-", "-")
+        rows.append((e.name, f"{e.bits:.3f}", f"{e.parameters / 1e6:.2f} M", *figures))
+    scored = " or ".join(f"{count:,}" for count in sorted({e.count for e in finished}))
+    threads = " or ".join(str(n) for n in sorted({e.threads for e in finished if e.threads}))
+    return [
+        f"## {title}",
+        "",
+        f"Every sample of the validation split is scored once ({scored} samples), documents begin without a "
+        "past. Minutes are training time by the clock, without validations"
+        + (f"; peers trained on {threads} thread(s)." if threads else "."),
+        "",
+        *table(*rows),
+    ]
+
+
+def curves(models: list[Entry], docs: Path) -> list[str]:
+    begun = [e for e in models if e.way]
+    if not begun:
+        return []
+    axes = new_axes(xlabel="minutes of training", ylabel="bits per sample")
+    for e in begun:
+        (line,) = axes.plot(*zip(*e.way, strict=True), marker=".", label=e.name)
+        if e.bits is not None:
+            axes.plot([e.minutes], [e.bits], marker="*", markersize=9, color=line.get_color())
+    lowest = min([bits for e in begun for _, bits in e.way] + [e.bits for e in begun if e.bits is not None])
+    axes.set_ylim(lowest - 0.1, lowest + 2)
+    axes.legend(fontsize="small")
+    return [
+        "## Bits against minutes",
+        "",
+        "Lines: validations on the way, over the first samples of the split; stars: all of it, at the end.",
+        "",
+        saved(axes, docs, "minutes", "bits per sample against minutes of training"),
+    ]
+
+
+def rows_of(study: Path, kind: str) -> list[dict[str, Any]]:
+    path = study / kind / "table.json"
+    return json.loads(path.read_text()) if path.is_file() else []
+
+
+def memory(study: Path, docs: Path) -> list[str]:
+    rows = rows_of(study, "memory")
+    if not rows:
+        return []
+    axes = new_axes(xlabel="memory (s)", ylabel="bits per sample")
+    axes.plot([float(r["name"]) for r in rows], [r["bits_per_sample"] for r in rows], marker="o")
+    cells = [(r["name"], f"{r['bits_per_sample']:.4f}", f"{r['steps']:,}") for r in rows]
+    return [
+        "## Memory",
+        "",
+        f"Each trained with that memory, for {rows[0]['seconds'] / 60:.1f} minutes.",
+        "",
+        *table(("memory (s)", "bits per sample", "steps"), *cells),
+        saved(axes, docs, "memory", "bits per sample against the length of memory"),
+    ]
+
+
+def ablation(study: Path) -> list[str]:
+    rows = rows_of(study, "ablation")
+    if not rows:
+        return []
+    text = (study / "ablation" / "table.md").read_text().splitlines()
+    return ["## Part by part", "", f"{rows[0]['seconds'] / 60:.1f} minutes each.", "", *text, ""]
+
+
+def free_running(study: Path, shards: Shards | None, docs: Path) -> list[str]:
+    folder = study / "free"
+    if not (folder / "results.json").is_file():
+        return []
+    results = json.loads((folder / "results.json").read_text())
+    settings = results["settings"]
+    limits, statistics, _ = (folder / "report.md").read_text().split("\n\n", 2)
+    lines = [
+        "## Free-running",
+        "",
+        f"{settings['prompts']} prompts of {settings['prompt_seconds']:g} s from the {settings['split']} "
+        f"split, each continued by {settings['seconds']:g} s; temperature {settings['temperature']:g}, "
+        f"seed {settings['seed']}.",
+        "",
+        *(line for part in (limits, statistics) for line in (*part.splitlines(), "")),
+    ]
+    for name, what in (
+        ("spectrograms", "real speech, then prompts and continuations"),
+        ("minutes", "the long run"),
+    ):
+        if (folder / f"{name}.png").is_file():
+            lines.append(picture(Image.open(folder / f"{name}.png"), docs, f"free_{name}", what))
+    if shards is not None:
+        lines += against_truth(folder, shards, settings, docs)
+    return lines
+
+
+def against_truth(folder: Path, shards: Shards, settings: dict[str, Any], docs: Path) -> list[str]:
+    """Pictures of how documents really go on beside how the model does."""
+    documents = {document.id: document for document in shards.documents}
+    found = [path for path in sorted(folder.glob("*.flac")) if path.stem in documents][:3]
+    sounds: dict[str, np.ndarray] = {}
+    for path in found:
+        truth = mulaw_decode(shards.symbols(documents[path.stem]).reshape(-1))
+        continued, _ = soundfile.read(path, dtype="float32", stop=len(truth))
+        sounds |= {f"{path.stem}: truth": truth, f"{path.stem}: continued": continued}
+    if not sounds:
+        return []
+    ends = dict.fromkeys(sounds, settings["prompt_seconds"])
+    figure = plot_spectrograms(sounds, shards.spec.sample_rate_hz, boundaries_s=ends, columns=2)
+    what = "left: how the recordings go on; right: how the model does. Line: end of the prompt"
+    return [picture(drawn(figure), docs, "truth", what)]
+
+
+# Pictures.
+
+
+def new_axes(**labels: str) -> Axes:
+    axes = Figure(figsize=(8.0, 4.5), dpi=100, layout="constrained").subplots()
+    axes.set(**labels)
+    axes.grid(alpha=0.3)
+    return axes
+
+
+def drawn(figure: Figure) -> Image.Image:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return Image.open(buffer)
+
+
+def saved(axes: Axes, docs: Path, name: str, what: str) -> str:
+    figure = axes.get_figure()
+    assert isinstance(figure, Figure)
+    return picture(drawn(figure), docs, name, what)
+
+
+def picture(image: Image.Image, docs: Path, name: str, what: str) -> str:
+    """Writes raw_audio_NAME.png, in 64 colours and small enough for a repository; its line of Markdown."""
+    path = docs / f"raw_audio_{name}.png"
+    image = image.convert("RGB")
+    while True:
+        image.quantize(64).save(path, optimize=True)
+        if path.stat().st_size <= LARGEST_PICTURE_BYTES:
+            return f"![{what}]({path.name})\n"
+        image = image.resize((image.width * 4 // 5, image.height * 4 // 5), Image.Resampling.LANCZOS)
+
+
+def write(given: argparse.Namespace) -> Path:
+    """Writes the report; its path. Raises DataError where nothing was measured."""
+    study, docs = given.study, given.docs
+    folders = {TITLES[name]: study / "peers" / name for name in PEERS}
+    folders |= {name: folder_of(name, study) for name in MODELS}
+    equal, more = entries(folders), entries(dict(given.runs))
+    shards = Shards.open(given.data) if (given.data / "index.json").is_file() else None
+    docs.mkdir(parents=True, exist_ok=True)
+    sections = [
+        *comparison("Equal training cost", equal),
+        *comparison("More runs", more),
+        *curves([*equal, *more], docs),
+        *memory(study, docs),
+        *ablation(study),
+        *free_running(study, shards, docs),
+    ]
+    if not sections:
+        raise DataError(f"nothing was measured in {study}; measure with --run, or name runs as NAME=FOLDER")
+    head = ["# Raw speech", ""]
+    if shards is not None:
+        kept = "; ".join(f"{name} {value}" for name, value in shards.preparation.items() if value is not None)
+        head += [f"Data: {given.data.name}. {kept}.", ""]
+    head += ["Written by `python scripts/raw_audio_report.py --run`, which measures what is missing.", ""]
+    path = docs / "raw_audio.md"
+    path.write_text("\n".join([*head, *sections]).rstrip() + "\n")
+    return path
+
+
+def named_run(text: str) -> tuple[str, Path]:
+    name, equals, folder = text.rpartition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected NAME=FOLDER")
+    return name, Path(folder)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser.add_argument("runs", nargs="*", type=named_run, help="NAME=FOLDER of more runs to compare")
+    parser.add_argument("--study", type=Path, default=Path("out/raw_audio"))
+    parser.add_argument("--data", type=Path, default=Path("data/kathleen"), help="prepared shards")
+    parser.add_argument("--docs", type=Path, default=Path("docs"))
+    parser.add_argument("--run", action="store_true", help="measure what is missing first")
+    parser.add_argument("--config", default="configs/audio/kathleen_mulaw.yaml", help="of this model")
+    parser.add_argument("--model", type=Path, help="run that free-running judges; default: this model's")
+    parser.add_argument("--minutes", type=float, default=8.0, help="training of each")
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args(arguments)
+    try:
+        if given.run:
+            measure(given)
+        print(write(given))
+    except TxlError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""The arithmetic of the compiled sampler, each piece against its definition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numba import njit
+
+from txl_audio.sampling import numerics
+from txl_audio.sampling.numerics import Matrix
+
+RANDOM = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+@njit
+def each(x, exp, exp64, gelu):
+    for i in range(x.size):
+        exp[i] = numerics.exp(x[i])
+        exp64[i] = numerics.exp64(8.0 * x[i])
+        gelu[0, i] = x[i]
+    numerics.add_bias_gelu(gelu, np.zeros(x.size, np.float32))
+
+
+def test_functions_are_as_exact_as_float32() -> None:
+    x = np.linspace(-86, 86, 100_001).astype(np.float32)
+    exp, exp64, gelu = np.empty_like(x), np.empty(x.size), np.empty((1, x.size), np.float32)
+    each(x, exp, exp64, gelu)
+    np.testing.assert_allclose(exp, np.exp(x.astype(np.float64)), rtol=1.5e-7)
+    np.testing.assert_allclose(exp64, np.exp(8 * x.astype(np.float64)), rtol=1e-13)
+    expected = torch.nn.functional.gelu(torch.from_numpy(x).double())
+    np.testing.assert_allclose(gelu[0], expected, rtol=2e-7, atol=5e-7)
+
+
+@njit
+def products(x, matrix, y):
+    for index in range(matrix.number):
+        numerics.product(x, matrix, index, y[index])
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (64, 32), (70, 33), (129, 1030)])
+def test_products(outputs: int, inputs: int) -> None:
+    weights, x = normal(2, outputs, inputs), normal(3, inputs)
+    expected = x.astype(np.float64) @ weights.astype(np.float64).transpose(0, 2, 1)
+    y = np.empty((2, 3, outputs), np.float32)
+    products(x, Matrix.pack(weights, "float32"), y)
+    np.testing.assert_allclose(y, expected, atol=2e-6 * inputs**0.5, rtol=1e-6)
+    matrix = Matrix.pack(weights, "int8")
+    products(x, matrix, y)
+    # With the weights that int8 can say it is exact, but for inputs of 14 or 15 bits.
+    scale = np.abs(weights).max(axis=2, keepdims=True) / 127
+    said = np.rint(weights / scale) * scale
+    np.testing.assert_allclose(y, x @ said.transpose(0, 2, 1), atol=1e-3 * inputs**0.5)
+    assert np.sqrt(np.mean((y - expected) ** 2)) < 0.01 * inputs**0.5
+
+
+def test_int8_sums_have_room() -> None:
+    weights, x = np.full((1, 64, 4096), 1.0, np.float32), np.full((1, 4096), 3.0, np.float32)
+    y = np.empty((1, 1, 64), np.float32)
+    products(x, Matrix.pack(weights, "int8"), y)
+    np.testing.assert_allclose(y, 3 * 4096, rtol=1e-3)
+
+
+@njit
+def put(row, values):
+    numerics.put(row, values)
+
+
+def test_bfloat16_is_rounded_as_pytorch_does() -> None:
+    values = np.concatenate([normal(1000), np.float32([0.0, 1.00390625, 1.01171875, -1.00390625])])
+    row = np.empty(values.size // 2, np.uint32)
+    put(row, values)
+    expected = torch.from_numpy(values).bfloat16().view(torch.int16).numpy().view(np.uint32)
+    np.testing.assert_array_equal(row, expected)
+
+
+@njit
+def through_ring(ring, rows, x, scores, out):
+    for j in range(len(rows)):
+        numerics.put(ring[j], rows[j])
+    numerics.ring_dots(scores, ring, x)
+    numerics.ring_rows(out, scores, ring)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.uint32])
+def test_the_ring_is_read_as_it_was_written(kind: type) -> None:
+    rows, x = normal(11, 6), normal(6)
+    ring = np.empty((11, 6 if kind is np.float32 else 3), kind)
+    scores, out = np.ones(11, np.float32), np.ones(6, np.float32)
+    through_ring(ring, rows, x, scores, out)
+    if kind is np.uint32:
+        rows = torch.from_numpy(rows).bfloat16().float().numpy()
+    np.testing.assert_allclose(scores, 1 + rows @ x, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(out, 1 + (1 + rows @ x) @ rows, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,298 @@
+"""The compiled CPU step of a model: its weights as the kernels read them, and the call.
+
+Shapes: B lanes, K symbols per frame, D model width, H heads, L layers, C ring slots.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, cast
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor, nn
+
+from txl_audio.codecs import predictors
+from txl_audio.codecs.predictors import PARTS, Predictors
+from txl_audio.model.embeddings import (
+    NgramEmbedding,
+    SampleEmbedding,
+    SampleFeatures,
+    StageFeatures,
+    SymbolEmbedding,
+)
+from txl_audio.model.heads import TAP_GAIN, FrameHead, ResidualBlock, SoftmaxHead
+from txl_audio.model.memory import DecodeState
+from txl_audio.model.sequence import SequenceDecodeState, SequenceModel
+from txl_audio.model.transformer import TransformerXL
+from txl_audio.sampling import kernels, layers, numerics, packed
+from txl_audio.sampling.filters import Filters
+from txl_audio.sampling.numerics import Matrix
+
+Weights: TypeAlias = Literal["float32", "int8"]
+
+
+def unsupported(model: SequenceModel, weights: Weights) -> str | None:
+    """Why there is no compiled step for a model; None where there is one."""
+    device = next(model.parameters()).device
+    if device.type != "cpu":
+        return f"the model is on {device}, and the compiled step runs on a CPU"
+    if not isinstance(model.embedding, SymbolEmbedding | SampleEmbedding):
+        return "its embedding is adaptive"
+    if not isinstance(model.head, SoftmaxHead | FrameHead):
+        return "its head is adaptive"
+    if not isinstance(model.stage, Predictors | None):
+        return "its codec has a stage that is not compiled"
+    if weights == "int8" and model.core.config.d_head % 2:
+        return f"int8 weights need an even d_head, got {model.core.config.d_head}"
+    return None
+
+
+class Compiled:
+    """`stepwise.Stepper` of compiled kernels (see `kernels.run`).
+
+    Args:
+        state: whose position terms are taken. Its ring is changed to bfloat16 with int8 weights, where
+            reading it takes about as long as reading the weights.
+        weights: int8 rounds the large matrices, each output by its own scale; the last ones, on which
+            predictions depend most, stay float32.
+        tell: is told of a compilation, which happens once per machine and takes half a minute.
+    """
+
+    def __init__(
+        self,
+        model: SequenceModel,
+        state: SequenceDecodeState,
+        *,
+        weights: Weights = "float32",
+        tell: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        assert unsupported(model, weights) is None
+        self._vocabulary, self._places = model.spec.vocab_size, model.spec.symbols_per_frame
+        self._segment_len = model.core.config.segment_len
+        if weights == "int8":
+            core = state.core
+            core.keys, core.values = core.keys.to(torch.bfloat16), core.values.to(torch.bfloat16)
+        self._parts = (
+            _embedding(model.embedding, weights),
+            _core(model.core, state.core, weights),
+            _head(model.head, weights),
+            _stage(model.stage),
+        )
+        lanes = len(state.recent)
+        none = torch.empty(lanes, 0, dtype=torch.int64)
+        uniforms = torch.empty(lanes, 0, self._places, dtype=torch.float64)
+        # Loading what is compiled already takes a fraction of that.
+        notice = threading.Timer(1.0, tell, ("compiling the sampler, once per machine",))
+        notice.start()
+        try:
+            self.run(state, none.new_zeros(lanes, self._places), none, uniforms, Filters())
+        finally:
+            notice.cancel()
+
+    def run(
+        self, state: SequenceDecodeState, frame: Tensor, known: Tensor, uniforms: Tensor, filters: Filters
+    ) -> tuple[Tensor, Tensor]:
+        lanes, frames, places = uniforms.shape
+        history, core = state.recent.size(1), state.core
+        line = torch.zeros(lanes, history + places + frames * places, dtype=torch.int64)
+        given = torch.cat([state.recent, frame, known], dim=1)
+        line[:, : given.size(1)] = given
+        nats = torch.zeros(lanes, places)
+        stage = torch.empty(lanes, 0, dtype=torch.float64) if state.stage is None else state.stage
+        draw = packed.Draw(
+            float(filters.temperature), filters.top_k or self._vocabulary, float(filters.top_p or 1.0)
+        )
+        _run(
+            *self._parts, draw, _ring(core.keys), _ring(core.values), core.start.numpy(), stage.numpy(),
+            line.numpy(), history + places, core.time, core.segment_phase, known.size(1), uniforms.numpy(),
+            nats.numpy(),
+        )  # fmt: skip
+        core.time += frames
+        core.segment_phase = (core.segment_phase + frames) % self._segment_len
+        state.recent = line[:, frames * places : frames * places + history].clone()
+        return line[:, history + places :].view(lanes, frames, places), nats
+
+
+def _ring(values: Tensor) -> np.ndarray:
+    """The same memory; bfloat16 in pairs."""
+    if values.dtype == torch.bfloat16:
+        return values.view(torch.int16).numpy().view(np.uint32)
+    return values.numpy()
+
+
+def _array(values: Tensor) -> np.ndarray:
+    return np.ascontiguousarray(values.detach().float().numpy())
+
+
+def _matrix(weights: Tensor | Iterable[Tensor] | None, kind: Weights) -> Matrix:
+    """A matrix [O, I], or several, [N, O, I]; none where there is none."""
+    if weights is None:
+        return Matrix.pack(np.empty((0, 0, 0), np.float32), kind)
+    stacked = weights if isinstance(weights, Tensor) else torch.stack(list(weights))
+    return Matrix.pack(_array(stacked.reshape(-1, *stacked.shape[-2:])), kind)
+
+
+def _norm(norm: nn.LayerNorm) -> Tensor:
+    assert norm.eps == 1e-5
+    return torch.stack([norm.weight, norm.bias])
+
+
+def _core(core: TransformerXL, state: DecodeState, kind: Weights) -> packed.Core:
+    config, layers = core.config, core.layers
+    heads, width = config.n_head, config.d_head
+    u = torch.zeros(len(layers), heads, width)
+    v, b, r = u.clone(), torch.zeros(len(layers), heads, state.capacity), []
+    for index, terms in enumerate(state.terms):
+        if terms is not None:
+            u[index], v[index] = terms.u, 0.0 if terms.v is None else terms.v
+            b[index] = 0.0 if terms.b is None else terms.b.flip(1)
+            r.append(terms.r.flip(1))
+    offsets = core.positions.max_segment or 0
+    added = torch.zeros(offsets, len(layers), config.d_model)
+    for offset in range(offsets):
+        for index in range(len(layers)):
+            zero = torch.zeros(1, 1, config.d_model)
+            added[offset, index] = core.positions.add(index, zero, offset=offset)[0, 0].detach()
+    final = core.final_norm
+    # The first frame of a segment sees mem_len frames and itself, later ones more where the window grows.
+    reach = int(core.window_limit(1, torch.device("cpu"))[0, 0])
+    return packed.Core(
+        qkv=_matrix((x.qkv.weight for x in layers), kind),
+        out=_matrix((x.out.weight for x in layers), kind),
+        expand=_matrix((x.expand.weight for x in layers), kind),
+        expand_bias=_array(torch.stack([x.expand.bias for x in layers])),
+        contract=_matrix((x.contract.weight for x in layers), kind),
+        contract_bias=_array(torch.stack([x.contract.bias for x in layers])),
+        attention_norm=_array(torch.stack([_norm(x.attention_norm) for x in layers])),
+        feed_forward_norm=_array(torch.stack([_norm(x.feed_forward_norm) for x in layers])),
+        final_norm=_array(
+            _norm(final) if isinstance(final, nn.LayerNorm) else torch.empty(0, config.d_model)
+        ),
+        pre=config.norm == "pre",
+        gelu=config.activation == "gelu",
+        u=_array(u),
+        v=_array(v),
+        r=_matrix(r or None, kind),
+        b=_array(b),
+        added=_array(added),
+        reach=reach,
+        grows=int(config.window == "segment"),
+        segment_len=config.segment_len,
+    )
+
+
+def _features(features: SampleFeatures | StageFeatures | None) -> packed.Features:
+    if features is None:
+        return packed.Features(0, np.empty((0, 3), np.float32), False)
+    table, staged = features.table, isinstance(features, StageFeatures)
+    if staged:
+        table = torch.nn.functional.pad(table[:, None], (0, 2))
+    return packed.Features(features.samples, _array(table), staged)
+
+
+def _embedding(embedding: nn.Module, kind: Weights) -> packed.Embedding:
+    nothing, none = torch.empty(0), np.empty((0, 0), np.float32)
+    if isinstance(embedding, SampleEmbedding):
+        read, write = cast("tuple[nn.Linear, nn.Linear]", (embedding.net[0], embedding.net[2]))
+        return packed.Embedding(
+            none, 0, 1.0, none, _ngrams(None), _features(embedding.features),
+            _matrix(read.weight, kind), _array(read.bias), _matrix(write.weight, kind), _array(write.bias),
+        )  # fmt: skip
+    assert isinstance(embedding, SymbolEmbedding)
+    projection = none if embedding.projection is None else _array(embedding.projection.weight)
+    return packed.Embedding(
+        _array(embedding.weight), embedding.rows, embedding.scale, projection,
+        _ngrams(embedding.ngrams), _features(None),
+        _matrix(None, kind), _array(nothing), _matrix(None, kind), _array(nothing),
+    )  # fmt: skip
+
+
+def _ngrams(ngrams: NgramEmbedding | None) -> packed.Ngrams:
+    if ngrams is None:
+        none = np.empty((0, 0), np.float32)
+        return packed.Ngrams(np.empty(0, np.int64), 1, 1, none, none)
+    lengths, table = np.array(ngrams.config.lengths), _array(ngrams.table)
+    return packed.Ngrams(lengths, ngrams.base, ngrams.config.rows, table, _array(ngrams.projection.weight))
+
+
+def _head(head: nn.Module, kind: Weights) -> packed.Head:
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("vocabulary", "read", "condition", "inner", "outer"), _matrix(None, kind)
+    )
+    flat = ("vocabulary_bias", "read_bias", "output_bias", "shared")
+    nothing |= dict.fromkeys(flat, np.empty(0, np.float32))
+    square = ("projection", "output", "predict", "inner_bias", "outer_bias")
+    nothing |= dict.fromkeys(square, np.empty((0, 0), np.float32))
+    nothing |= {"norms": np.empty((0, 2, 0), np.float32), "edges": np.empty(0), "features": _features(None)}
+    nothing |= {"first_gate": 0, "mixtures": 0}
+    if isinstance(head, SoftmaxHead):
+        given: dict[str, Any] = {
+            "vocabulary": _matrix(head.vectors, kind),
+            "vocabulary_bias": _array(head.bias),
+        }
+        if head.projection is not None:
+            given["projection"] = _array(head.projection.weight)
+        return packed.Head(**nothing | given)
+    assert isinstance(head, FrameHead)
+    blocks = cast("list[ResidualBlock]", list(head.blocks))
+    given = {
+        "features": _features(head.features),
+        "read": _matrix(head.read.weight, kind),
+        "read_bias": _array(head.read.bias),
+        "condition": _matrix(head.condition.weight, kind),
+        "norms": _array(torch.stack([_norm(x.norm) for x in blocks] + [_norm(head.norm)])),
+        "output": _array(head.output.weight),
+        "output_bias": _array(head.output.bias),
+        "edges": head.edges.double().numpy(),
+    }
+    if blocks:
+        for name in ("inner", "outer"):
+            layers = [getattr(block, name) for block in blocks]
+            given[name] = _matrix((x.weight for x in layers), kind)
+            given[f"{name}_bias"] = _array(torch.stack([x.bias for x in layers]))
+    if head.predict is not None:
+        given |= {
+            "predict": _array(TAP_GAIN * head.predict.weight),
+            "shared": _array(TAP_GAIN * head.shared),
+            "mixtures": head.mixtures,
+            "first_gate": 0 if head.stage is None else head.stage.deviations.start,
+        }
+    return packed.Head(**nothing | given)
+
+
+def _stage(stage: Any) -> packed.Stage:
+    if stage is None:
+        none, numbers = np.empty(0), np.empty(0, np.int64)
+        return packed.Stage(0, (0,) * PARTS, none, numbers, np.empty((0, 0)), none)
+    ends = tuple(int(end) for end in np.cumsum(stage.sizes))
+    return packed.Stage(stage.width, ends, stage.levels, stage.orders, stage.settings, stage.shape)
+
+
+def _cached(stamp: int) -> Any:
+    """`kernels.run`, kept on disk: beside this file, or in the user's cache folder if that is read-only.
+
+    numba looks for changes in this file only, and cannot read what was kept of classes that are gone; so
+    every state of the sources has a name of its own.
+    """
+
+    def run(*arguments):
+        kernels.run(*arguments)
+
+    run.__qualname__ = f"run_{stamp:08x}"
+    return njit(cache=True, nogil=True)(run)
+
+
+def _stamp(*modules: Any) -> int:
+    """Changes with the source of `modules`."""
+    stamp = 0
+    for module in modules:
+        stamp = zlib.crc32(Path(module.__file__).read_bytes(), stamp)
+    return stamp
+
+
+_run = _cached(_stamp(kernels, layers, numerics, packed, predictors))

@@ -1,0 +1,376 @@
+"""Arithmetic of the compiled sampler: what LLVM turns into vector instructions.
+
+numba calls the scalar functions of libm one number at a time; the polynomials here are computed many at once.
+Weights are float32 or int8; keys and values of the ring float32 or pairs of bfloat16 in a uint32, of which a
+whole register is read at once; which one is known when a kernel is compiled.
+
+Shapes: B lanes, I inputs, O outputs of a matrix.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload, register_jitable
+
+FAST = {"contract", "reassoc", "nsz", "arcp", "nnan", "ninf"}
+"""Sums may be taken in any order."""
+EXACT = {"contract"}
+"""Order matters: the two steps of a range reduction must not be merged."""
+
+f32 = np.float32
+BLOCK = 64
+"""Outputs of an int8 matrix that are summed together: 4 vector registers of 16 int32."""
+
+
+class Matrix(NamedTuple):
+    """`number` matrices of one shape, as `product` reads them.
+
+    float32: values [N, I, O], scale empty. int8: values [N, O / 64, I / 2, 128], two inputs of 64 outputs
+    beside each other and both sizes filled up with zeros; scale [N, O] float32 of every output.
+    """
+
+    number: int
+    inputs: int
+    outputs: int
+    values: np.ndarray
+    scale: np.ndarray
+
+    @classmethod
+    def pack(cls, weights: np.ndarray, kind: str) -> Matrix:
+        """weights [N, O, I] float32, as PyTorch keeps them; kind `float32` or `int8`."""
+        number, outputs, inputs = weights.shape
+        if kind == "float32":
+            values = np.ascontiguousarray(weights.transpose(0, 2, 1))
+            return cls(number, inputs, outputs, values, np.empty((0, 0), np.float32))
+        weights = np.pad(weights, ((0, 0), (0, -outputs % BLOCK), (0, inputs % 2)))
+        scale = np.abs(weights).max(axis=2, initial=1e-30) / 127
+        pairs = np.rint(weights / scale[:, :, None]).astype(np.int8)
+        pairs = pairs.reshape(number, weights.shape[1] // BLOCK, BLOCK, weights.shape[2] // 2, 2).transpose(
+            0, 1, 3, 2, 4
+        )
+        values = np.ascontiguousarray(pairs).reshape(*pairs.shape[:3], 2 * BLOCK)
+        return cls(number, inputs, outputs, values, scale.astype(np.float32))
+
+
+@register_jitable(fastmath=EXACT)
+def exp(x):
+    """e^x of a float32 in [-87, 88], to 1e-7 (Cephes expf)."""
+    x = min(max(x, f32(-87.0)), f32(88.0))
+    n = np.floor(x * f32(1.44269504) + f32(0.5))
+    r = (x - n * f32(0.693359375)) + n * f32(2.12194440e-4)
+    p = f32(1.9875691500e-4)
+    p = p * r + f32(1.3981999507e-3)
+    p = p * r + f32(8.3334519073e-3)
+    p = p * r + f32(4.1665795894e-2)
+    p = p * r + f32(1.6666665459e-1)
+    p = p * r + f32(5.0000001201e-1)
+    p = p * r * r + r + f32(1.0)
+    return p * np.int32((np.int32(n) + 127) << 23).view(np.float32)
+
+
+@register_jitable(fastmath=EXACT)
+def exp64(x):
+    """e^x of a float64 in [-700, 700], to 1e-15 (Taylor's series)."""
+    x = min(max(x, -700.0), 700.0)
+    n = np.floor(x * 1.4426950408889634 + 0.5)
+    r = (x - n * 0.693147180369123816490) - n * 1.90821492927058770002e-10
+    p = 1.0 / 479001600.0
+    p = p * r + 1.0 / 39916800.0
+    p = p * r + 1.0 / 3628800.0
+    p = p * r + 1.0 / 362880.0
+    p = p * r + 1.0 / 40320.0
+    p = p * r + 1.0 / 5040.0
+    p = p * r + 1.0 / 720.0
+    p = p * r + 1.0 / 120.0
+    p = p * r + 1.0 / 24.0
+    p = p * r + 1.0 / 6.0
+    p = p * r + 0.5
+    p = (p * r + 1.0) * r + 1.0
+    return p * np.int64((np.int64(n) + 1023) << 52).view(np.float64)
+
+
+@register_jitable(fastmath=EXACT)
+def erf(x):
+    """The error function of a float32, to 1e-7 (N. Juffa's minimax polynomials)."""
+    t, s = abs(x), x * x
+    r = f32(-1.72853470e-5) * t + f32(3.83197126e-4)
+    r = r * s + (f32(-3.88396438e-3) * t + f32(2.42546219e-2))
+    r = r * t + f32(-1.06777877e-1)
+    r = r * t + f32(-6.34846687e-1)
+    r = r * t + f32(-1.28717512e-1)
+    far = np.copysign(f32(1.0) - exp(r * t - t), x)
+    q = f32(-5.96761703e-4)
+    q = q * s + f32(4.99119423e-3)
+    q = q * s + f32(-2.67681349e-2)
+    q = q * s + f32(1.12819925e-1)
+    q = q * s + f32(-3.76125336e-1)
+    q = q * s + f32(1.28379166e-1)
+    return far if t > f32(0.927734375) else q * x + x
+
+
+@register_jitable(fastmath=FAST)
+def add_bias(x, bias):
+    """x [B, O] += bias [O]."""
+    for b in range(x.shape[0]):
+        line = x[b]
+        for i in range(bias.size):
+            line[i] += bias[i]
+
+
+@register_jitable(fastmath=FAST)
+def add_bias_gelu(x, bias):
+    """x [B, O] becomes GELU(x + bias) in its exact form, as `torch.nn.functional.gelu`."""
+    for b in range(x.shape[0]):
+        line = x[b]
+        for i in range(bias.size):
+            value = line[i] + bias[i]
+            line[i] = value * f32(0.5) * (f32(1.0) + erf(value * f32(0.70710678)))
+
+
+@register_jitable(fastmath=FAST)
+def layer_norm(x, weight, out):
+    """x [B, D] -> out [B, D], which may be x; weight [2, D]: what it is multiplied by, what is added."""
+    width = x.shape[1]
+    for b in range(x.shape[0]):
+        line, to = x[b], out[b]
+        mean = f32(0.0)
+        for i in range(width):
+            mean += line[i]
+        mean /= f32(width)
+        variance = f32(0.0)
+        for i in range(width):
+            variance += (line[i] - mean) * (line[i] - mean)
+        factor = f32(1.0) / np.sqrt(variance / f32(width) + f32(1e-5))
+        for i in range(width):
+            to[i] = (line[i] - mean) * factor * weight[0, i] + weight[1, i]
+
+
+def _half(high: bool) -> Any:
+    """The lower or the higher bfloat16 of a uint32, as float32: it is the front half of one."""
+
+    def typed(_: Any, pair: Any) -> Any:
+        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            word = ir.IntType(32)
+            bits = builder.and_(args[0], word(0xFFFF0000)) if high else builder.shl(args[0], word(16))
+            return builder.bitcast(bits, ir.FloatType())
+
+        return types.float32(pair), build
+
+    return intrinsic(typed)
+
+
+low_half, high_half = _half(False), _half(True)
+
+
+def _larger(_: Any, a: Any, b: Any) -> Any:
+    """max(a, b) of two float32 that are no NaN. Python's `max` keeps LLVM from finding many at once."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FloatType()
+        function = ir.FunctionType(kind, [kind, kind])
+        return builder.call(builder.module.declare_intrinsic("llvm.maxnum", [kind], function), args)
+
+    return types.float32(types.float32, types.float32), build
+
+
+larger: Any = intrinsic(_larger)
+
+
+@register_jitable(fastmath=FAST)
+def add_dots(y, rows, x):
+    """y [N] += rows [N, I] . x [I]."""
+    for j in range(y.size):
+        row, total = rows[j], f32(0.0)
+        for i in range(x.size):
+            total += row[i] * x[i]
+        y[j] += total
+
+
+@register_jitable(fastmath=FAST)
+def dense(x, weights, y):
+    """y [B, O] += x [B, I] weights^T, with weights [O, I] as PyTorch keeps them: for few outputs."""
+    for b in range(x.shape[0]):
+        add_dots(y[b], weights, x[b])
+
+
+@register_jitable(fastmath=FAST)
+def add_rows(y, x, rows):
+    """y [O] += x [I] . rows [I, O], eight rows at a time: y is then read and written an eighth as often."""
+    whole = x.size - x.size % 8
+    for i in range(0, whole, 8):
+        r0, r1, r2, r3 = rows[i], rows[i + 1], rows[i + 2], rows[i + 3]
+        r4, r5, r6, r7 = rows[i + 4], rows[i + 5], rows[i + 6], rows[i + 7]
+        x0, x1, x2, x3 = x[i], x[i + 1], x[i + 2], x[i + 3]
+        x4, x5, x6, x7 = x[i + 4], x[i + 5], x[i + 6], x[i + 7]
+        for o in range(y.size):
+            low = (x0 * r0[o] + x1 * r1[o]) + (x2 * r2[o] + x3 * r3[o])
+            high = (x4 * r4[o] + x5 * r5[o]) + (x6 * r6[o] + x7 * r7[o])
+            y[o] += low + high
+    for i in range(whole, x.size):
+        row = rows[i]
+        for o in range(y.size):
+            y[o] += x[i] * row[o]
+
+
+def put(row: np.ndarray, values: np.ndarray) -> None:
+    """Writes float32 values [d] into a row of the ring; bfloat16 is rounded to the nearest, ties to even."""
+    raise NotImplementedError
+
+
+def ring_dots(y: np.ndarray, rows: np.ndarray, x: np.ndarray) -> None:
+    """`add_dots` with rows of the ring."""
+    raise NotImplementedError
+
+
+def ring_rows(y: np.ndarray, x: np.ndarray, rows: np.ndarray) -> None:
+    """`add_rows` with rows of the ring."""
+    raise NotImplementedError
+
+
+@overload(put, jit_options={"fastmath": FAST})
+def _put(row, values):
+    return _put_float32 if row.dtype == types.float32 else _put_pairs
+
+
+@overload(ring_dots, jit_options={"fastmath": FAST})
+def _ring_dots(y, rows, x):
+    return (lambda y, rows, x: add_dots(y, rows, x)) if rows.dtype == types.float32 else _pair_dots
+
+
+@overload(ring_rows, jit_options={"fastmath": FAST})
+def _ring_rows(y, x, rows):
+    return (lambda y, x, rows: add_rows(y, x, rows)) if rows.dtype == types.float32 else _pair_rows
+
+
+def _put_float32(row, values):
+    row[:] = values
+
+
+def _put_pairs(row, values):
+    bits = values.view(np.uint32)
+    for i in range(row.size):
+        low, high = bits[2 * i], bits[2 * i + 1]
+        low = (low + 0x7FFF + ((low >> 16) & 1)) >> 16
+        high = (high + 0x7FFF + ((high >> 16) & 1)) & 0xFFFF0000
+        row[i] = low | high
+
+
+def _pair_dots(y, rows, x):
+    even, odd = x[::2].copy(), x[1::2].copy()
+    for j in range(y.size):
+        row, total = rows[j], f32(0.0)
+        for i in range(even.size):
+            total += low_half(row[i]) * even[i] + high_half(row[i]) * odd[i]
+        y[j] += total
+
+
+def _pair_rows(y, x, rows):
+    even, odd = y[::2].copy(), y[1::2].copy()
+    whole = x.size - x.size % 4
+    for i in range(0, whole, 4):
+        r0, r1, r2, r3 = rows[i], rows[i + 1], rows[i + 2], rows[i + 3]
+        x0, x1, x2, x3 = x[i], x[i + 1], x[i + 2], x[i + 3]
+        for o in range(even.size):
+            low = x0 * low_half(r0[o]) + x1 * low_half(r1[o])
+            even[o] += low + (x2 * low_half(r2[o]) + x3 * low_half(r3[o]))
+            high = x0 * high_half(r0[o]) + x1 * high_half(r1[o])
+            odd[o] += high + (x2 * high_half(r2[o]) + x3 * high_half(r3[o]))
+    for i in range(whole, x.size):
+        row = rows[i]
+        for o in range(even.size):
+            even[o] += x[i] * low_half(row[o])
+            odd[o] += x[i] * high_half(row[o])
+    y[::2], y[1::2] = even, odd
+
+
+def product(x: np.ndarray, matrix: Matrix, index: int, y: np.ndarray) -> None:
+    """y [B, O] = matrix number `index` times x [B, I], float32; every weight is read once for all lanes.
+
+    An int8 matrix multiplies inputs that are rounded to 15 bits of their lane's largest, or as many as the
+    sums have room for in 32.
+    """
+    raise NotImplementedError
+
+
+@overload(product, jit_options={"fastmath": FAST})
+def _product(x, matrix, index, y):
+    return _product_int8 if matrix.types[3].dtype == types.int8 else _product_float32
+
+
+def _product_float32(x, matrix, index, y):
+    rows = matrix.values[index]
+    y[:] = f32(0.0)
+    for i in range(0, x.shape[1], 8):
+        for b in range(x.shape[0]):
+            add_rows(y[b], x[b][i : i + 8], rows[i : i + 8])
+
+
+def _product_int8(x, matrix, index, y):
+    lanes, inputs, outputs = x.shape[0], x.shape[1], y.shape[1]
+    values, scale = matrix.values[index], matrix.scale[index]
+    pairs = values.shape[1]
+    most = np.floor(min(32767.0, 2.0**31 / (2 * 127 * pairs) - 1))
+    whole = np.zeros((lanes, 2 * pairs), np.int16)
+    steps = np.empty(lanes, np.float32)
+    for b in range(lanes):
+        line, to, largest = x[b], whole[b], f32(1e-30)
+        for i in range(inputs):
+            largest = larger(largest, abs(line[i]))
+        factor = f32(most) / largest
+        steps[b] = f32(1.0) / factor
+        for i in range(inputs):
+            to[i] = np.int16(np.floor(line[i] * factor + f32(0.5)))
+    sums = np.empty(BLOCK, np.int32)
+    for block in range(values.shape[0]):
+        first = BLOCK * block
+        for b in range(lanes):
+            sum_block(values[block], whole[b], pairs, sums)
+            line = y[b]
+            for o in range(min(BLOCK, outputs - first)):
+                line[first + o] = sums[o] * (scale[first + o] * steps[b])
+
+
+def _block_sums(_: Any, weights: Any, x: Any, pairs: Any, sums: Any) -> Any:
+    """sums [64] int32 = weights [pairs, 128] int8, two inputs of 64 outputs, times x [2 pairs] int16.
+
+    The sum of two neighbouring products is one instruction on every CPU that matters (vpmaddwd, vpdpwssd),
+    but LLVM finds it only in vectors that are written out as here.
+    """
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        int16, int32 = ir.IntType(16), ir.IntType(32)
+        sixteen, products = ir.VectorType(int32, 16), ir.VectorType(int32, 32)
+        bytes_ = ir.VectorType(ir.IntType(8), 32)
+        some, some_products = ir.Constant(sixteen, ir.Undefined), ir.Constant(products, ir.Undefined)
+        zeros = ir.Constant(sixteen, [0] * 16)
+        even, odd = (ir.Constant(sixteen, list(range(first, 32, 2))) for first in (0, 1))
+
+        def data(place: int, kind: Any) -> Any:
+            array = context.make_array(signature.args[place])(context, builder, args[place])
+            return builder.bitcast(array.data, kind.as_pointer())
+
+        weight, pair, out = data(0, bytes_), data(1, int32), data(3, sixteen)
+        totals = [cgutils.alloca_once_value(builder, zeros) for _ in range(4)]
+        with cgutils.for_range(builder, args[2]) as loop:
+            two = builder.load(builder.gep(pair, [loop.index]), align=2)
+            two = builder.shuffle_vector(builder.insert_element(some, two, int32(0)), some, zeros)
+            two = builder.sext(builder.bitcast(two, ir.VectorType(int16, 32)), products)
+            first = builder.mul(loop.index, loop.index.type(4))
+            for number, total in enumerate(totals):
+                place = builder.gep(weight, [builder.add(first, loop.index.type(number))])
+                both = builder.mul(builder.sext(builder.load(place, align=1), products), two)
+                neighbours = [builder.shuffle_vector(both, some_products, half) for half in (even, odd)]
+                builder.store(builder.add(builder.load(total), builder.add(*neighbours)), total)
+        for number, total in enumerate(totals):
+            builder.store(builder.load(total), builder.gep(out, [int32(number)]), align=4)
+        return context.get_dummy_value()
+
+    return types.void(weights, x, pairs, sums), build
+
+
+sum_block: Any = intrinsic(_block_sums)

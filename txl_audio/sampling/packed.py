@@ -1,0 +1,119 @@
+"""A model's weights as the compiled sampler reads them: tuples of arrays.
+
+Shapes: B lanes, K symbols per frame, V vocabulary, W history symbols, D model width, H heads, d head width,
+L layers, C ring slots, F width of the head, S side values, T taps, M mixture components.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from txl_audio.sampling.numerics import Matrix
+
+# What is missing is an array of no elements: so all models share one compilation.
+
+
+class Features(NamedTuple):
+    """`embeddings.SampleFeatures` or `StageFeatures`: table [V + 1, 3] of what a symbol says by itself."""
+
+    samples: int
+    table: np.ndarray
+    staged: bool
+
+
+class Ngrams(NamedTuple):
+    """`embeddings.NgramEmbedding`: lengths [N], table [N rows, E]."""
+
+    lengths: np.ndarray
+    base: int
+    rows: int
+    table: np.ndarray
+    projection: np.ndarray
+
+
+class Embedding(NamedTuple):
+    """`SymbolEmbedding` (table [K rows, E]) or `SampleEmbedding` (read, write), which has no table."""
+
+    table: np.ndarray
+    rows: int
+    scale: float
+    projection: np.ndarray
+    ngrams: Ngrams
+    features: Features
+    read: Matrix
+    read_bias: np.ndarray
+    write: Matrix
+    write_bias: np.ndarray
+
+
+class Core(NamedTuple):
+    """`TransformerXL`. Norms are [weight, bias]; see `positions.Terms` for u, v, r [L H, d, C] and b, which
+    run from the farthest distance to 0; added [offsets, L, D]: positions added to layer inputs."""
+
+    qkv: Matrix
+    out: Matrix
+    expand: Matrix
+    expand_bias: np.ndarray
+    contract: Matrix
+    contract_bias: np.ndarray
+    attention_norm: np.ndarray
+    feed_forward_norm: np.ndarray
+    final_norm: np.ndarray
+    pre: bool
+    gelu: bool
+    u: np.ndarray
+    v: np.ndarray
+    r: Matrix
+    b: np.ndarray
+    added: np.ndarray
+    reach: int
+    grows: int
+    segment_len: int
+
+
+class Head(NamedTuple):
+    """`SoftmaxHead` (vocabulary [V, E]) or `FrameHead`; predict has no rows where its output is a softmax.
+
+    edges [V + 1] float64; first_gate: where in a side vector deviations begin.
+    """
+
+    projection: np.ndarray
+    vocabulary: Matrix
+    vocabulary_bias: np.ndarray
+    features: Features
+    read: Matrix
+    read_bias: np.ndarray
+    condition: Matrix
+    norms: np.ndarray
+    inner: Matrix
+    inner_bias: np.ndarray
+    outer: Matrix
+    outer_bias: np.ndarray
+    output: np.ndarray
+    output_bias: np.ndarray
+    predict: np.ndarray
+    shared: np.ndarray
+    edges: np.ndarray
+    first_gate: int
+    mixtures: int
+
+
+class Stage(NamedTuple):
+    """`codecs.predictors.Predictors`; width 0 where there is none. ends: of the parts of a lane's state."""
+
+    width: int
+    ends: tuple[int, ...]
+    levels: np.ndarray
+    orders: np.ndarray
+    settings: np.ndarray
+    shape: np.ndarray
+
+
+class Draw(NamedTuple):
+    """`filters.Filters`: top_k is V and top_p 1 where nothing is left out."""
+
+    temperature: float
+    top_k: int
+    top_p: float
