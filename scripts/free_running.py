@@ -38,7 +38,6 @@ from txl_audio.codecs.predictors import PredictorsConfig
 from txl_audio.evaluate import evaluate
 from txl_audio.listening import BAND_EDGES_HZ, CLIPPED, Sound, compare, describe, pooled
 from txl_audio.plots import plot_spectrograms, plot_stream
-from txl_audio.sampling.filters import Filters
 from txl_audio.sampling.sampler import Sampler
 from txl_audio.sampling.sound import sound_writer
 from txl_audio.tokens import ConfigError, TxlError
@@ -232,8 +231,19 @@ def run(given: argparse.Namespace) -> None:
     given.out.mkdir(parents=True, exist_ok=True)
 
     # First, so that the memory it takes is not hidden by what comes after.
-    filters = Filters(temperature=given.temperature, top_k=given.top_k, top_p=given.top_p)
-    sampler = Sampler(model, prompt=torch.from_numpy(line), filters=filters, seed=given.seed, tell=say)
+    own = {name: getattr(given, name) for name in ("temperature", "top_k", "top_p", "tails")}
+    filters = config.sample.filters(model.spec, **own)
+    given.weights = given.weights or config.sample.weights
+    for name in own:
+        setattr(given, name, getattr(filters, name))
+    sampler = Sampler(
+        model,
+        prompt=torch.from_numpy(line),
+        filters=filters,
+        weights=given.weights,
+        seed=given.seed,
+        tell=say,
+    )
     made = generate(sampler, codec, prompts, given)
 
     precision = runtime.choose_precision(config.precision, sampler.device)
@@ -338,9 +348,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompt-seconds", type=float, default=2.0)
     parser.add_argument("--seconds", type=float, default=60.0, help="how much is generated for each")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--temperature", type=float, help="what is not given is as the run's config says")
     parser.add_argument("--top-k", type=int)
     parser.add_argument("--top-p", type=float)
+    parser.add_argument("--tails", type=float)
+    parser.add_argument("--weights", choices=("float32", "int8"), help="of the compiled backend")
     parser.add_argument("--no-audio", action="store_true", help="measure only, write no sound")
     parser.add_argument("--out", type=Path, default=Path("out/free"), help="folder of results")
     given = parser.parse_args(arguments)

@@ -87,10 +87,8 @@ class RunFolder:
             )
         shutil.rmtree(self.path)
 
-    def require(self) -> None:
-        """Raises CheckpointError unless this is a run folder with weights."""
-        if not self.config_path.is_file():
-            raise CheckpointError(f"no run folder at {self.path} (no config.yaml in it); train or import one")
+    def require_weights(self) -> None:
+        """Raises CheckpointError where the run has none yet."""
         if not (self.path / "model.safetensors").is_file():
             raise CheckpointError(f"{self.path} has no weights yet (no model.safetensors); train it first")
 

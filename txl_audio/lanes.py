@@ -11,6 +11,7 @@ from torch import Tensor
 
 from txl_audio import parallel
 from txl_audio.config import Config
+from txl_audio.data.disturb import DisturbConfig
 from txl_audio.data.stream import Documents, TokenStream
 from txl_audio.evaluate import Totals
 from txl_audio.model.memory import Memory
@@ -53,6 +54,7 @@ class StreamTraining:
         *,
         seed: int,
         lanes_setting: str,
+        disturb: DisturbConfig | None = None,
     ) -> None:
         assert config.lanes is not None and config.segment_len is not None
         self.own = parallel.own_lanes(config.lanes, setting=lanes_setting)
@@ -65,6 +67,7 @@ class StreamTraining:
             seed=seed,
             epochs=None,
             separator=data.separator,
+            disturb=disturb if model.spec.modality == "waveform" else None,
         )
         self.state = model.initial_state(self.own.stop - self.own.start)
         self.totals = Totals(0.0, 0)

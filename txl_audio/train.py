@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from txl_audio import parallel, runtime
 from txl_audio.checkpoint import RunFolder, load_weights
+from txl_audio.data.disturb import DisturbConfig
 from txl_audio.evaluate import EvaluateConfig, Totals, evaluate
 from txl_audio.lanes import StreamData, StreamTrainConfig, StreamTraining
 from txl_audio.model.sequence import SINGLE, JointModel, SequenceModel
@@ -38,6 +39,8 @@ class TrainConfig(OptimConfig):
 
     ema: decay of an average of the weights, which is then what is validated, saved and sampled.
     accumulate: batches per optimiser step.
+    disturb: of mu-law recordings: how they are disturbed, so that sampled sound stays what it should be, at
+        some cost in likelihood.
     auxiliary: every layer predicts the targets too, layer l of n until l / 2n of the budget is used
     up (Al-Rfou et al. 2018, section 2.1). Figures are of the last layer alone.
     validate_symbols: how much of the validation split is scored on the way; the end scores all.
@@ -50,6 +53,7 @@ class TrainConfig(OptimConfig):
     lanes: int = Field(default=16, ge=1)
     segment_len: int | None = Field(default=None, ge=1)
     accumulate: int = Field(default=1, ge=1)
+    disturb: DisturbConfig | None = None
     auxiliary: bool = False
     ema: float | None = Field(default=None, gt=0, lt=1)
     compile: bool = False
@@ -128,6 +132,7 @@ class Trainer:
                 data[name],
                 seed=seed,
                 lanes_setting=config.setting(name, "lanes"),
+                disturb=config.disturb,
             )
             for name, stream in model.streams.items()
         }
@@ -170,7 +175,7 @@ class Trainer:
             with runtime.autocast(self.device, self.precision):
                 layers = self.auxiliary_layers(stream.model)
                 loss, auxiliary, scored, stream.state = stream.model.losses(
-                    batch.inputs, batch.targets, stream.state, batch.reset, layers=layers
+                    batch.inputs, batch.targets, stream.state, batch.reset, layers=layers, heard=batch.heard
                 )
             (loss + auxiliary).backward()
             nats, count = nats + loss.item(), count + int(scored)

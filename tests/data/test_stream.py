@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from txl_audio.data.disturb import DisturbConfig
 from txl_audio.data.stream import Batch, ShuffledSentences, TokenStream, document_frames, frames_at
 from txl_audio.tokens import IGNORE, DataError, TokenSpec
 
@@ -328,3 +330,38 @@ def test_errors() -> None:
         TokenStream(documents_of([4]), wave(1), lanes=2, segment_len=3).load_state_dict(two.state_dict())
     with pytest.raises(DataError, match="holds .'epoch'., expected .* start anew"):
         two.load_state_dict({"epoch": 0})
+
+
+def test_disturbances_are_heard_and_segments_fit_together() -> None:
+    """Inputs and what frames see of themselves are one line, disturbed anew every epoch; see test_disturb."""
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(100, 156, 20_000).astype(np.uint8) for _ in range(4)]
+    spec = replace(wave(4), vocab_size=256)
+    settings = {"lanes": 2, "segment_len": 100, "seed": 1, "epochs": 2}
+    disturb = DisturbConfig(noise=0.7, bursts=0.5)
+    clean = list(TokenStream(documents, spec, **settings))
+    batches = list(TokenStream(documents, spec, **settings, disturb=disturb))
+    changed = unscored = 0
+    for batch, plain in zip(batches, clean, strict=True):
+        assert torch.equal(plain.heard, plain.targets) and torch.equal(batch.reset, plain.reset)
+        goes_on = ~batch.reset[:, 1:]
+        assert torch.equal(batch.heard[:, :-1][goes_on], batch.inputs[:, 1:][goes_on])
+        assert torch.equal(batch.heard < 0, plain.targets < 0)
+        changed += int((batch.heard != plain.targets).sum())
+        unscored += int(((batch.targets < 0) & (plain.targets >= 0)).sum())
+    assert changed > 1000 and unscored > 50
+    for lane in range(2):
+        heard, inputs, reset = (
+            torch.cat([getattr(b, n)[lane] for b in batches]) for n in ("heard", "inputs", "reset")
+        )
+        assert torch.equal(heard[:-1][~reset[1:]], inputs[1:][~reset[1:]])
+    # A resume goes on with the same disturbances.
+    first = TokenStream(documents, spec, **settings, disturb=disturb)
+    for _ in range(4):
+        next(first)
+    again = TokenStream(documents, spec, **settings, disturb=disturb)
+    again.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    following = next(again)
+    assert torch.equal(following.heard, batches[4].heard) and torch.equal(
+        following.targets, batches[4].targets
+    )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 # isort: off
 import txl_audio.cli.prepare
 import txl_audio.cli.train
+import txl_audio.cli.bench
 import txl_audio.cli.evaluate
 import txl_audio.cli.context
 import txl_audio.cli.sample

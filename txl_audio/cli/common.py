@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -24,7 +23,10 @@ console = Console(stderr=True, highlight=False, markup=False)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Stream = Annotated[str | None, typer.Option(help="Which stream, where the run has several.")]
-RunPath = Annotated[Path, typer.Argument(help="Run folder.")]
+# Words, not paths: ./kathleen is a folder, kathleen may be a model's name.
+RunPath = Annotated[
+    str, typer.Argument(help="Run folder, or kathleen: the model that ships with the package.")
+]
 
 
 def say(line: str) -> None:

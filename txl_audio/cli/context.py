@@ -14,7 +14,7 @@ from txl_audio.tokens import ConfigError
 
 @app.command()
 def context(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders of the group to compare.")],
+    runs: Annotated[list[str], typer.Argument(help="Run folders of the group to compare.")],
     data: Annotated[Path | None, typer.Option(help="Shard folder. [default: the first run's own]")] = None,
     split: Annotated[str, typer.Option(help="Split to sample positions from.")] = "val",
     r: Annotated[
@@ -61,7 +61,7 @@ def context(
     reach = {str(fraction): result.reach[fraction] for fraction in fractions}
     measured = [
         {
-            "run": str(run),
+            "run": run,
             "recl": {name: group[i].length for name, group in reach.items()},
             "at_least": {name: not group[i].whole for name, group in reach.items()},
             "gains": {name: group[i].gains for name, group in reach.items()},

@@ -76,7 +76,7 @@ def evaluate(
         one_of("--dynamic", dynamic, ("sgd", "rms"))
         overrides.append(f"evaluate.dynamic.method={dynamic}")
     config, model = recipe.load_run(run, device=device, stream=stream)
-    settings = _settings(config, overrides, origin=str(run))
+    settings = _settings(config, overrides, origin=run)
     viewed, adapting = settings.view(model).core.config, settings.dynamic
     shards = shards_to_score(run, config, model, stream, folders[0] if folders else None)
     documents = recipe.SplitDocuments(shards, split)
@@ -251,7 +251,7 @@ def _settings(config: RunConfig, overrides: list[str], *, origin: str) -> Evalua
 
 
 def shards_to_score(
-    run: Path, config: RunConfig, model: SequenceModel, stream: str | None, data: Path | str | None
+    run: str, config: RunConfig, model: SequenceModel, stream: str | None, data: Path | str | None
 ) -> Shards:
     """The shards to score: `data`, or the run's own."""
     from txl_audio import recipe

@@ -39,34 +39,41 @@ def sample(
         float | None, typer.Option(min=0, help="Sound: use only the beginning of the prompt.")
     ] = None,
     with_prompt: Annotated[bool, typer.Option(help="Sound: put the prompt before its continuation.")] = False,
-    temperature: Annotated[float, typer.Option(help="0 takes the most likely symbol.")] = 1.0,
+    temperature: Annotated[float | None, typer.Option(help="0 takes the most likely symbol.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Draw among the k most likely.")] = None,
     top_p: Annotated[
         float | None, typer.Option(help="Draw among the fewest that reach probability p.")
+    ] = None,
+    tails: Annotated[
+        float | None, typer.Option(help="Sound: cut this probability from both ends of amplitude.")
     ] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same result.")] = 0,
     backend: Annotated[
         str, typer.Option(help="auto, compiled (without Python, on a CPU) or torch.")
     ] = "auto",
     weights: Annotated[
-        str, typer.Option(help="Compiled: float32, or int8, which is faster and nearly as good.")
-    ] = "float32",
+        str | None, typer.Option(help="Compiled: float32, or int8, which is faster and nearly as good.")
+    ] = None,
     stream: Stream = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Generate sound or text, with bounded memory, while it is heard or read.
 
+    What is not said here is as the run's config has it under `sample`.
+
     Sound: --raw | aplay -f S16_LE -r 16000. Text goes to stdout, or to --out.
     """
     from txl_audio import recipe
-    from txl_audio.sampling.filters import Filters
     from txl_audio.sampling.sampler import named_backend
 
     one_of("--backend", backend, ("auto", "compiled", "torch"))
-    one_of("--weights", weights, ("float32", "int8"))
-    _, model = recipe.load_run(run, device=device, stream=stream)
-    filters = Filters(temperature=temperature, top_k=top_k, top_p=top_p)
+    one_of("--weights", weights or "float32", ("float32", "int8"))
+    config, model = recipe.load_run(run, device=device, stream=stream)
+    filters = config.sample.filters(
+        model.spec, temperature=temperature, top_k=top_k, top_p=top_p, tails=tails
+    )
+    weights = weights or config.sample.weights
     how: Any = {"filters": filters, "seed": seed, "backend": backend, "weights": weights}
     named = {"seed": seed, "backend": named_backend(model, how["backend"], how["weights"])}
     if model.spec.modality == "text":

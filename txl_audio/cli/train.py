@@ -1,4 +1,4 @@
-"""Training, the size of a model, and the speed of this machine."""
+"""Training, and the size of a model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def train(
 
 @app.command()
 def info(
-    target: Annotated[Path, typer.Argument(help="Config file or run folder.")],
+    target: Annotated[
+        str, typer.Argument(help="Config file, run folder, or kathleen: the model that ships.")
+    ],
     overrides: Annotated[list[str] | None, typer.Argument(help="key.sub=value ...")] = None,
     as_json: Json = False,
 ) -> None:
@@ -55,22 +57,3 @@ def info(
 
 def _lines(figures: Mapping[str, Any]) -> str:
     return "\n".join(f"{name.replace('_', ' '):<20} {v:,}" for name, v in figures.items() if v is not None)
-
-
-bench = typer.Typer(
-    no_args_is_help=True, help="Speed, as ratios against a reference measured in the same run."
-)
-app.add_typer(bench, name="bench")
-
-
-@bench.command("train")
-def bench_train(
-    seconds: Annotated[float, typer.Option(min=1, help="Measured time per setting.")] = 20.0,
-    device: Device = "auto",
-    as_json: Json = False,
-) -> None:
-    """Training throughput of the plain text shape: 6 layers, d_model 256, segment and memory 256, batch 8."""
-    from txl_audio import bench as benchmarks
-
-    figures = benchmarks.train_throughput(seconds=seconds, device=device, tell=say)
-    tell(figures, benchmarks.table(figures), as_json)

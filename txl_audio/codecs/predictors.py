@@ -28,13 +28,13 @@ from txl_audio.tokens import settings_hash
 
 WINDOW = 32
 """Residuals in a side vector, and the longest RLS filter."""
-_FIXED = 2 + WINDOW + 5
+_FIXED = 2 + WINDOW + 9
 _CLIP = 8.0
 _SMALLEST = 2e-5
 
 # What a lane's state holds, one after another: scalars; the newest samples and residuals, newest first; of
 # every filter some numbers, weights, gains and covariance, with room for the longest; scratch.
-_TIME, _PEAK, _FAST, _SLOW, _REFERENCE, _SCALARS = range(6)
+_TIME, _PEAK, _FAST, _SLOW, _REFERENCE, _LEVEL, _SYLLABLE, _PHRASE, _SCALARS = range(9)
 _PREDICTION, _FREE, _ERROR, _LEVERAGE, _NUMBERS = range(5)
 PARTS = 8
 
@@ -60,7 +60,7 @@ class PredictorsConfig(Config):
         RlsConfig(order=16, forgetting=0.99, weighting=0.7, ridge=1e-4),
         RlsConfig(order=32, forgetting=0.998, weighting=0.7, ridge=1e-4),
     )
-    expansion: float = Field(default=0.995, gt=0, le=1)
+    expansion: float = Field(default=0.98, gt=0, le=1)
     peak_decay: float = Field(default=0.9998, gt=0, le=1)
 
     @field_validator("filters")
@@ -87,8 +87,9 @@ class Predictors(SideStage):
     A side vector: reference and scale (mean absolute residual of the last hundred samples or so), both
     amplitudes; then what networks read, all about 1: the last 32 residuals in units of the scale, newest
     last; log scale; log of a faster scale over it; log of the codec's step at the reference over it; the
-    reference, companded, and its magnitude; of every filter its distance from the reference, then the log
-    of its recent error, in units of the scale, then how unusual the window is to it (leverage).
+    reference, companded, and its magnitude; log levels over 6, 60 and 600 ms; log peak; of every filter its
+    distance from the reference, then the log of its recent error, in units of the scale, then how unusual
+    the window is to it (leverage).
     """
 
     def __init__(self, config: PredictorsConfig, levels: Tensor) -> None:
@@ -104,7 +105,7 @@ class Predictors(SideStage):
         self.sizes = [_SCALARS, WINDOW, WINDOW, *filters_room, WINDOW]
         self.start = np.zeros(sum(self.sizes))
         scalars, _, _, numbers, _, _, covariance, _ = self.parts(self.start)
-        scalars[[_FAST, _SLOW]] = 1e-3
+        scalars[[_FAST, _SLOW, _LEVEL, _SYLLABLE, _PHRASE]] = 1e-3
         numbers[_ERROR::_NUMBERS] = 1e-4
         for f, n in enumerate(self.orders):
             covariance[f * WINDOW * WINDOW :][: n * n] = 100 * np.eye(n).ravel()
@@ -207,6 +208,9 @@ def features(lane, orders, out):
     companded = math.log1p(255.0 * abs(reference)) / math.log(256.0)
     out[at + 3] = math.copysign(companded, reference)
     out[at + 4] = companded
+    for i in range(3):
+        out[at + 5 + i] = (math.log(scalars[_LEVEL + i]) + 4.0) * 0.5
+    out[at + 8] = (math.log(scalars[_PEAK] + _SMALLEST) + 2.0) * 0.5
     filters = len(orders)
     deviations, errors, leverages = _FIXED, _FIXED + filters, _FIXED + 2 * filters
     for f in range(filters):
@@ -234,6 +238,11 @@ def observe(symbol, lane, levels, orders, settings, shape):
     share = 1.0 / (step + 2)
     scalars[_FAST] += max(0.1, share) * (magnitude - scalars[_FAST])
     scalars[_SLOW] += max(0.01, share) * (magnitude - scalars[_SLOW])
+    # What sound does over 6, 60 and 600 ms, which no window of samples shows.
+    level = abs(x) + _SMALLEST
+    scalars[_LEVEL] += max(0.01, share) * (level - scalars[_LEVEL])
+    scalars[_SYLLABLE] += max(0.001, share) * (level - scalars[_SYLLABLE])
+    scalars[_PHRASE] += max(0.0001, share) * (level - scalars[_PHRASE])
     for f in range(len(orders)):
         n, vector, matrix = orders[f], f * WINDOW, f * WINDOW * WINDOW
         _adapt(
@@ -304,12 +313,13 @@ def _predict(samples, own, weights, gains, covariance, settings, expansion, peak
         term = weights[i] * samples[i]
         free += term
         prediction += term * shrink
+        gains[i] = 0.0
     for i in range(n):
-        row, total = covariance[i * n : i * n + n], 0.0
+        line, sample = covariance[i * n : i * n + n], samples[i]  # symmetric: rows serve as columns
         for j in range(n):
-            total += row[j] * samples[j]
-        gains[i] = total
-        leverage += total * samples[i]
+            gains[j] += line[j] * sample
+    for i in range(n):
+        leverage += gains[i] * samples[i]
     own[_FREE] = free
     own[_PREDICTION] = min(max(prediction, -peak), peak)
     weight = (own[_ERROR] + 1e-8) ** -settings[1]

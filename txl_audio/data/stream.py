@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from txl_audio.data.disturb import DisturbConfig, disturbed
 from txl_audio.tokens import IGNORE, DataError, TokenSpec
 
 
@@ -37,19 +38,22 @@ class Batch:
     """One segment of every lane.
 
     inputs [B, T, K] int64: the frame before each target frame; targets [B, T, K] int64, IGNORE where
-    nothing is scored; reset [B, T] bool, true where a document, or a piece of one, begins.
+    nothing is scored; reset [B, T] bool, true where a document, or a piece of one, begins; heard [B, T, K]
+    int64: what later predictions see at the targets' places, as `inputs` are; another where it was disturbed.
     """
 
     inputs: Tensor
     targets: Tensor
     reset: Tensor
+    heard: Tensor
 
     def lanes(self, which: slice) -> Batch:
         """Some of its lanes."""
-        return Batch(self.inputs[which], self.targets[which], self.reset[which])
+        return Batch(self.inputs[which], self.targets[which], self.reset[which], self.heard[which])
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(self.inputs.to(device), self.targets.to(device), self.reset.to(device))
+        parts = (self.inputs, self.targets, self.reset, self.heard)
+        return Batch(*(part.to(device) for part in parts))
 
 
 class Piece(NamedTuple):
@@ -81,6 +85,7 @@ class TokenStream:
         reset: whether the model forgets at each document's begin; false leaves memory warm.
         separator: of texts of unrelated sentences, the symbol that ends each: with a seed the
             sentences of a document are shuffled too, anew every epoch.
+        disturb: of mu-law recordings, with a seed: how they are disturbed; see `data.disturb`.
 
     Raises DataError where no document has a symbol to predict.
     """
@@ -96,12 +101,14 @@ class TokenStream:
         epochs: int | None = 1,
         reset: bool = True,
         separator: int | None = None,
+        disturb: DisturbConfig | None = None,
     ) -> None:
         if len(documents) == 0:
             raise DataError("a stream needs at least one document, got none")
         self.documents, self.spec = documents, spec
         self.lanes, self.segment_len = lanes, segment_len
         self.seed, self.epochs, self.reset, self.separator = seed, epochs, reset, separator
+        self.disturb = disturb
         self._pieces = _pieces([_frames(len(documents[i]), spec) for i in range(len(documents))], spec, lanes)
         self._epoch, self._next, self._order = 0, 0, self._shuffled(0)
         # Per lane: the piece it reads (-1: none), the epoch it was taken in, and the frame it stands at.
@@ -109,6 +116,7 @@ class TokenStream:
         self._taken = [0] * lanes
         self._frame = [0] * lanes
         self._lines: list[Symbols | None] = [None] * lanes
+        self._disturbed: list[tuple[np.ndarray, np.ndarray] | None] = [None] * lanes
         # Lanes that read pieces of one document share its shuffled sentences.
         self._sentences: WeakValueDictionary[tuple[int, int], ShuffledSentences] = WeakValueDictionary()
 
@@ -120,12 +128,16 @@ class TokenStream:
         inputs = np.full(shape, self.spec.start_symbol if self.spec.scores_first else 0, dtype=np.int64)
         targets = np.full(shape, IGNORE, dtype=np.int64)
         reset = np.zeros(shape[:2], dtype=bool)
-        filled = [self._fill(lane, inputs[lane], targets[lane], reset[lane]) for lane in range(self.lanes)]
+        heard = targets if self.disturb is None else targets.copy()
+        parts = (inputs, targets, reset, heard)
+        filled = [self._fill(lane, *(part[lane] for part in parts)) for lane in range(self.lanes)]
         if not any(filled):
             raise StopIteration
-        return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), torch.from_numpy(reset))
+        return Batch(*(torch.from_numpy(part) for part in parts))
 
-    def _fill(self, lane: int, inputs: np.ndarray, targets: np.ndarray, reset: np.ndarray) -> bool:
+    def _fill(
+        self, lane: int, inputs: np.ndarray, targets: np.ndarray, reset: np.ndarray, heard: np.ndarray
+    ) -> bool:
         """Fills one lane's segment; false where no document was left for it."""
         place = 0
         while place < self.segment_len:
@@ -133,14 +145,17 @@ class TokenStream:
                 return place > 0
             piece, at = self._pieces[self._piece[lane]], self._frame[lane]
             n = min(self.segment_len - place, piece.end - at)
-            inputs[place : place + n], targets[place : place + n] = frames_at(
-                self._line(lane), self.spec, at, n
-            )
+            part = slice(place, place + n)
+            inputs[part], targets[part] = frames_at(self._line(lane), self.spec, at, n)
+            if self.disturb is not None:
+                now_heard, scored = self._disturbed_line(lane)
+                inputs[part], heard[part] = frames_at(now_heard, self.spec, at, n)
+                targets[part] = frames_at(scored, self.spec, at, n)[1]
             reset[place] |= at == piece.begin and self.reset
             place += n
             self._frame[lane] += n
             if self._frame[lane] == piece.end:
-                self._piece[lane], self._lines[lane] = -1, None
+                self._piece[lane], self._lines[lane], self._disturbed[lane] = -1, None, None
         return True
 
     def _take(self, lane: int) -> bool:
@@ -171,6 +186,16 @@ class TokenStream:
                     self._sentences[document, epoch] = line
             self._lines[lane] = line
         return line
+
+    def _disturbed_line(self, lane: int) -> tuple[np.ndarray, np.ndarray]:
+        """What is heard and what is predicted of the lane's document in this epoch."""
+        lines = self._disturbed[lane]
+        if lines is None:
+            assert self.disturb is not None
+            document, epoch = self._pieces[self._piece[lane]].document, self._taken[lane]
+            rng = np.random.default_rng((self.seed or 0, epoch, document + 1, 1))
+            lines = self._disturbed[lane] = disturbed(np.asarray(self._line(lane)[:]), self.disturb, rng)
+        return lines
 
     def _shuffled(self, epoch: int) -> Sequence[int]:
         if self.seed is None:
@@ -212,7 +237,7 @@ class TokenStream:
         self._order = self._shuffled(self._epoch)
         self._piece, self._taken = list(state["piece"]), list(state["taken"])
         self._frame = list(state["frame"])
-        self._lines = [None] * self.lanes
+        self._lines, self._disturbed = [None] * self.lanes, [None] * self.lanes
 
 
 class ShuffledSentences:

@@ -180,7 +180,14 @@ class AdaptiveHead(Head):
             weight, bias = torch.cat([weight, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
         return F.linear(hidden, weight).float() + bias
 
-    def nll(self, hidden: Tensor, history: Tensor, targets: Tensor, side: Tensor | None = None) -> Tensor:
+    def nll(
+        self,
+        hidden: Tensor,
+        history: Tensor,
+        targets: Tensor,
+        side: Tensor | None = None,
+        heard: Tensor | None = None,
+    ) -> Tensor:
         flat, line = hidden.flatten(0, -2), targets.flatten()
         # IGNORE lies below every bound, so it falls into cluster 0 and stays what it is.
         cluster = torch.bucketize(line, self.cutoffs, right=True)

@@ -79,11 +79,19 @@ class Head(nn.Module):
     history: int = 0
     inner: tuple[str, ...] = ()
 
-    def nll(self, hidden: Tensor, history: Tensor, targets: Tensor, side: Tensor | None = None) -> Tensor:
+    def nll(
+        self,
+        hidden: Tensor,
+        history: Tensor,
+        targets: Tensor,
+        side: Tensor | None = None,
+        heard: Tensor | None = None,
+    ) -> Tensor:
         """Nats of every symbol, float32 [B, T, K], 0 where a target is IGNORE.
 
         hidden [B, T, D]; history [B, T, W] symbols before each frame; targets [B, T, K]; side [B, T, K, S]:
-        what the stage gives for each target, where the stream has one.
+        what the stage gives for each target, where the stream has one; heard [B, T, K]: what later places of
+        a frame see instead of the targets.
         """
         raise NotImplementedError
 

@@ -165,17 +165,22 @@ class SequenceModel(nn.Module):
         reset: Tensor | None = None,
         *,
         layers: Sequence[int] = (),
+        heard: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, SequenceState]:
-        """As `loss`, with a second sum: the nats of the same targets, predicted from `layers` of the core."""
+        """As `loss`, with a second sum: the nats of the same targets, predicted from `layers` of the core.
+
+        heard [B, T, K]: what later predictions see in place of `targets`, as `inputs` then does too.
+        """
+        heard = targets if heard is None else heard
         outputs: list[Tensor] = []
         hidden, history, side, state = self.encode(
-            inputs, targets, state, reset, layer_outputs=outputs if layers else None
+            inputs, heard, state, reset, layer_outputs=outputs if layers else None
         )
-        loss = self.head.nll(hidden, history, targets, side).sum()
+        loss = self.head.nll(hidden, history, targets, side, heard).sum()
         auxiliary = loss.new_zeros(())
         for layer in layers:
             output = self.core.dropout(self.core.final_norm(outputs[layer]))
-            auxiliary = auxiliary + self.head.nll(output, history, targets, side).sum()
+            auxiliary = auxiliary + self.head.nll(output, history, targets, side, heard).sum()
         return loss, auxiliary, (targets >= 0).sum(), state
 
     def _histories(self, line: Tensor, frames: int, reset: Tensor | None) -> Tensor:

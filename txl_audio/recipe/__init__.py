@@ -4,6 +4,7 @@ from txl_audio.codecs import CODECS
 from txl_audio.recipe.config import ModelConfig, RunConfig
 from txl_audio.recipe.parts import codec_for_sound, codec_of
 from txl_audio.recipe.runs import (
+    SHIPPED,
     SplitDocuments,
     describe,
     load_model,
@@ -11,6 +12,8 @@ from txl_audio.recipe.runs import (
     new_model,
     open_shards,
     read_tokens,
+    run_folder,
+    shipped_models,
     stream_name,
     vocabulary_of,
     write_tensors,
@@ -20,6 +23,7 @@ from txl_audio.recipe.weights import export_run, import_run
 
 __all__ = [
     "CODECS",
+    "SHIPPED",
     "ModelConfig",
     "RunConfig",
     "SplitDocuments",
@@ -35,6 +39,8 @@ __all__ = [
     "new_model",
     "open_shards",
     "read_tokens",
+    "run_folder",
+    "shipped_models",
     "stream_name",
     "train",
     "vocabulary_of",

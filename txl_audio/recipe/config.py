@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 from torch import nn
@@ -21,6 +21,7 @@ from txl_audio.model.heads import HeadConfig
 from txl_audio.model.sequence import SINGLE, JointModel, SequenceModel
 from txl_audio.model.transformer import CoreConfig, TransformerXL
 from txl_audio.recipe.parts import codec_of
+from txl_audio.sampling.filters import Filters
 from txl_audio.tokens import ConfigError, SpecError, TokenSpec
 from txl_audio.train import TrainConfig
 
@@ -143,12 +144,38 @@ class ModelConfig(Config):
         return JointModel(core, streams) if self.streams else streams[SINGLE]
 
 
+class SampleConfig(Config):
+    """How a run is sampled unless one says otherwise; the fields are those of `sampling.filters.Filters`.
+
+    tails: of the streams that are waveforms. weights: of the compiled backend.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    tails: float = 0.0
+    weights: Literal["float32", "int8"] = "float32"
+
+    @model_validator(mode="after")
+    def _check(self) -> SampleConfig:
+        Filters(self.temperature, self.top_k, self.top_p, self.tails)
+        return self
+
+    def filters(self, spec: TokenSpec, **given: Any) -> Filters:
+        """Filters for a stream, with what is `given` (not None) instead. Raises ConfigError."""
+        own = self.model_dump(exclude={"weights"})
+        if spec.modality != "waveform":
+            own["tails"] = 0.0
+        return Filters(**own | {name: value for name, value in given.items() if value is not None})
+
+
 class RunConfig(Config):
     """A whole run. `data` is a folder of shards, or one for each stream; `out` the run folder
     (default runs/NAME).
 
     precision: of matrix products; `auto` is what this machine is faster with, and a run keeps it.
     evaluate: how the run is scored, and by the end of its training too, which does not do it dynamically.
+    sample: how it is sampled.
     """
 
     name: str
@@ -160,6 +187,7 @@ class RunConfig(Config):
     model: ModelConfig
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    sample: SampleConfig = SampleConfig()
 
     @model_validator(mode="after")
     def _check(self) -> RunConfig:

@@ -23,6 +23,9 @@ from txl_audio.model.sequence import JointModel, SequenceModel
 from txl_audio.recipe.config import RunConfig, StreamConfig
 from txl_audio.tokens import CheckpointError, ConfigError, DataError, TokenSpec, Vocabulary, unnamed_text_spec
 
+SHIPPED = Path(__file__).resolve().parents[1] / "models"
+"""Run folders that are part of the package, without training state, each with a card, README.md."""
+
 
 class SplitDocuments:
     """The documents of one split of a shard folder, as flat symbol arrays."""
@@ -62,14 +65,46 @@ def open_shards(path: str | Path, model: SequenceModel, *, origin: str) -> Shard
     return shards
 
 
+def shipped_models() -> list[str]:
+    """Names of the models that are part of the package."""
+    return sorted(path.parent.name for path in SHIPPED.glob("*/config.yaml"))
+
+
+def run_folder(path: str | Path) -> RunFolder:
+    """The run folder that is meant: one on disk or, by its name, a model that ships with the package.
+
+    A run folder of that name comes first; a word with a separator, such as ./kathleen, is never a name.
+    Raises CheckpointError where there is neither.
+    """
+    folder, names = RunFolder(path), shipped_models()
+    if folder.config_path.is_file():
+        return folder
+    if str(path) in names:
+        return RunFolder(SHIPPED / str(path))
+    raise CheckpointError(
+        f"no run folder at {path} (no config.yaml in it); train or import one, or name a model that ships "
+        f"with the package: {', '.join(names)}"
+    )
+
+
 def load_model(path: str | Path, *, device: str = "auto") -> tuple[RunConfig, SequenceModel | JointModel]:
-    """Config and whole model of a run folder, in eval mode. Raises CheckpointError, ConfigError."""
-    folder = RunFolder(path)
-    folder.require()
-    config = load(RunConfig, folder.config_path)
+    """Config and whole model of a run, in eval mode; `path` is as in `run_folder`.
+
+    Raises ConfigError, and CheckpointError where files are missing, damaged or of different models.
+    """
+    folder = run_folder(path)
+    folder.require_weights()
+    config, specs = load(RunConfig, folder.config_path), folder.specs()
     # Every weight is about to be replaced: drawing large models at random would take longer than reading.
     with runtime.no_initialisation():
-        model = config.model.build(folder.specs())
+        model = config.model.build(specs)
+    for name, stream in model.streams.items():
+        if stream.spec != specs[name]:
+            raise CheckpointError(
+                f"the weights of {path} were trained with other symbols or predictors (model.json) than its "
+                "config.yaml describes in this version of txl_audio; use the version that made it, or train "
+                "it again"
+            )
     folder.load_model(model)
     model.to(runtime.device(device)).eval()
     return config, model
@@ -96,7 +131,7 @@ def stream_name(model: SequenceModel | JointModel, stream: str | None, *, origin
 
 def vocabulary_of(path: str | Path, stream: str | None = None) -> Vocabulary:
     """The vocabulary of a text run. Raises CheckpointError where there is none."""
-    folder = RunFolder(path)
+    folder = run_folder(path)
     own = folder.vocabulary_path(stream)
     file = own if own.is_file() else folder.vocabulary_path()
     if not file.is_file():
@@ -113,12 +148,16 @@ def new_model(config: RunConfig, specs: Mapping[str, TokenSpec]) -> SequenceMode
     return config.model.build(specs)
 
 
-def describe(target: str | Path, overrides: Sequence[str] = ()) -> SequenceModel | JointModel:
-    """The model of a run folder, or that of a config file, whether its data are prepared or not.
+def describe(
+    target: str | Path, overrides: Sequence[str] = (), *, draw: bool = False
+) -> SequenceModel | JointModel:
+    """The model of a run (see `run_folder`) or of a config file, whether its data are prepared or not.
 
-    The weights of the latter are undefined: its sizes and costs are asked for.
+    The weights of the latter are undefined, since its sizes and costs are asked for; `draw` initialises them.
+    What does not exist and has no ending is a name.
     """
-    if Path(target).is_dir():
+    path = Path(target)
+    if path.is_dir() or not (path.exists() or path.suffix):
         if overrides:
             raise ConfigError("overrides change a config file, not a trained run; give the config file")
         return load_model(target, device="cpu")[1]
@@ -127,6 +166,8 @@ def describe(target: str | Path, overrides: Sequence[str] = ()) -> SequenceModel
         name: _expected_spec(part, config.data_folders.get(name), origin=f"{target}, stream {name}")
         for name, part in config.model.parts().items()
     }
+    if draw:
+        return new_model(config, specs)
     with runtime.no_initialisation():
         return config.model.build(specs)
 

@@ -90,7 +90,7 @@ def _train(config: RunConfig, device: torch.device, *, resume: bool, overwrite: 
     ) as reporter:
         if config.train.sample_every:
             for name, opened in shards.items():
-                trainer.samplers[name] = _sampler(trainer, name, opened, reporter)
+                trainer.samplers[name] = _sampler(config, trainer, name, opened, reporter)
         return trainer.run(reporter)
 
 
@@ -117,7 +117,9 @@ def _scoring(config: RunConfig) -> EvaluateConfig:
     return config.evaluate.model_copy(update={"dynamic": None})
 
 
-def _sampler(trainer: Trainer, name: str, shards: Shards, reporter: Reporter) -> Callable[..., None]:
+def _sampler(
+    config: RunConfig, trainer: Trainer, name: str, shards: Shards, reporter: Reporter
+) -> Callable[..., None]:
     """What makes and files samples of one stream."""
     several, folder = len(trainer.streams) > 1, reporter.folder / "samples"
     folder, tag = (folder / name, f"sample/{name}") if several else (folder, "sample")
@@ -135,6 +137,7 @@ def _sampler(trainer: Trainer, name: str, shards: Shards, reporter: Reporter) ->
     return partial(
         keep_sound,
         codec=codec_for_sound(stream.model.spec),
+        filters=config.sample.filters(stream.model.spec),
         seconds=trainer.config.sample_seconds,
         folder=folder,
         tag=tag,

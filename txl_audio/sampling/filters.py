@@ -17,13 +17,16 @@ class Filters:
     """What may be drawn. Temperature 0 takes the most likely symbol.
 
     top_k keeps the k most likely symbols, top_p the fewest whose probabilities reach p (of those that top_k
-    keeps); a symbol as likely as the last of them stays too. Raises ConfigError for values that cannot be
-    meant.
+    keeps); a symbol as likely as the last of them stays too.
+    tails, for waveforms, whose symbols are in order of amplitude: the probability that is cut from each
+    end. Recordings have such samples too, but go on as they should; a model that hears its own may not.
+    Raises ConfigError for values that cannot be meant.
     """
 
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
+    tails: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -32,6 +35,12 @@ class Filters:
             raise ConfigError(f"top_k is {self.top_k}, expected at least 1")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p is {self.top_p}, expected more than 0 and at most 1")
+        if not 0 <= self.tails < 0.5:
+            raise ConfigError(f"tails is {self.tails}, expected at least 0 and less than 0.5")
+
+    def between_tails(self, uniforms: Tensor) -> Tensor:
+        """Uniform numbers in [0, 1) to where they do not reach the tails."""
+        return self.tails + (1 - 2 * self.tails) * uniforms
 
     def draw(self, log_probs: Tensor, uniforms: Tensor) -> Tensor:
         """log_probs [B, V], one number in [0, 1) for each lane [B] float64 -> symbols [B] int64.

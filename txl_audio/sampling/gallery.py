@@ -27,6 +27,7 @@ def keep_sound(
     folder: Path,
     tag: str,
     writer: Any,
+    filters: Filters | None = None,
     seed: int = 0,
 ) -> None:
     """Writes `step_N.wav` and `step_N.png` into `folder` and adds them to a TensorBoard writer under `tag`.
@@ -34,7 +35,7 @@ def keep_sound(
     The random state of a training is not touched: the sampler has its own.
     """
     rate = codec.spec.sample_rate_hz
-    sampler = Sampler(model, seed=seed)
+    sampler = Sampler(model, filters=filters, seed=seed)
     with runtime.single_thread(sampler.device):
         pcm = torch.cat(list(sampler.pcm(codec, samples=round(seconds * rate))), dim=1)[0].cpu()
     folder.mkdir(parents=True, exist_ok=True)

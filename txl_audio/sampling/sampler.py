@@ -138,6 +138,13 @@ class Sampler:
         """Symbols [B, count, K] of the next frames; many at once cost less than one by one."""
         places = self.model.spec.symbols_per_frame
         uniforms = torch.from_numpy(np.stack([g.random((count, places)) for g in self._generators]))
+        if self.filters.tails:
+            if self.model.spec.modality != "waveform":
+                raise ConfigError(
+                    f"tails is {self.filters.tails}, but symbols of {self.model.spec.name} are in no order "
+                    "of amplitude; set it to 0, or use top_p"
+                )
+            uniforms = self.filters.between_tails(uniforms)
         frames, self.nats = self._stepper.run(self.state, self._frame, self._begun, uniforms, self.filters)
         self._begun, self._frame = self._begun[:, :0], frames[:, -1]
         return frames
