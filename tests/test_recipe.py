@@ -18,6 +18,7 @@ from txl_audio.codecs.mulaw import MuLawCodec, mulaw_decode
 from txl_audio.config import load, parse
 from txl_audio.model.sequence import SINGLE
 from txl_audio.sampling import sound
+from txl_audio.sampling.filters import Filters
 from txl_audio.tokens import ConfigError, DataError, SpecError
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").rglob("*.yaml"))
@@ -52,6 +53,13 @@ def test_the_same_seed_gives_the_same_model() -> None:
         parse(recipe.RunConfig, TINY, ["seed=1"]), {SINGLE: MuLawCodec().spec}
     ).state_dict()
     assert not torch.equal(first["core.layers.0.qkv.weight"], other["core.layers.0.qkv.weight"])
+
+
+def test_a_config_described_with_its_first_weights(tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    drawn = recipe.describe(tmp_path / "tiny.yaml", draw=True).state_dict()
+    first = recipe.new_model(parse(recipe.RunConfig, TINY), {SINGLE: MuLawCodec().spec}).state_dict()
+    assert all(torch.equal(value, first[name]) for name, value in drawn.items())
 
 
 @pytest.mark.parametrize(
@@ -172,3 +180,15 @@ def test_tensors_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(DataError, match="cannot write .*folder"):
         recipe.write_tensors(tmp_path / "folder", {"nll": torch.zeros(1)})
+
+
+def test_how_a_run_is_sampled() -> None:
+    """What a config says under `sample` holds unless a caller says otherwise; tails are of waveforms only."""
+    config = parse(recipe.RunConfig, f"{TEXT}\nsample: {{tails: 0.01, top_p: 0.9, weights: int8}}")
+    wave = config.sample.filters(MuLawCodec().spec)
+    assert wave == Filters(top_p=0.9, tails=0.01) and config.sample.weights == "int8"
+    assert config.sample.filters(TEXT_SPEC) == Filters(top_p=0.9)
+    given = config.sample.filters(MuLawCodec().spec, temperature=0.5, tails=0.0, top_p=None)
+    assert given == Filters(temperature=0.5, top_p=0.9)
+    with pytest.raises(ConfigError, match=r"sample: tails is 0.7, expected at least 0 and less than 0.5"):
+        parse(recipe.RunConfig, f"{TEXT}\nsample: {{tails: 0.7}}")

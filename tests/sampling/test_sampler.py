@@ -14,7 +14,7 @@ from txl_audio.evaluate import score_document
 from txl_audio.model.sequence import SequenceModel
 from txl_audio.sampling.filters import Filters
 from txl_audio.sampling.sampler import Backend, Sampler
-from txl_audio.tokens import SpecError
+from txl_audio.tokens import ConfigError, SpecError
 
 both_backends = pytest.mark.parametrize("backend", ["torch", "compiled"])
 
@@ -171,6 +171,21 @@ def test_seeds_decide() -> None:
     torch.manual_seed(99)  # the global generator has no say
     assert torch.equal(sample(model, 12, seed=1)[0], first)
     assert not torch.equal(sample(model, 12, seed=2)[0], first)
+
+
+@both_backends
+def test_no_sample_comes_from_the_tails(backend: Backend) -> None:
+    """With all but the middle cut, a sample is the median of its distribution: the one that u = 0.5 draws."""
+    model = wave_model("staged-p4")
+    filters = Filters(tails=0.5 - 1e-9)
+    first, second = (
+        Sampler(model, filters=filters, seed=seed, backend=backend).next_frames(8) for seed in (1, 2)
+    )
+    assert torch.equal(first, second)
+    assert torch.equal(first, Sampler(model, filters=filters, backend="torch").next_frames(8))
+    text = Sampler(text_model(), prompt=torch.tensor([[1]]), filters=Filters(tails=0.1), backend=backend)
+    with pytest.raises(ConfigError, match="symbols of test are in no order of amplitude"):
+        text.next_frame()
 
 
 def test_sampling_leaves_the_global_random_state_alone() -> None:
