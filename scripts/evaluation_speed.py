@@ -71,7 +71,8 @@ def vanilla_s(
 
     def step() -> None:
         with runtime.autocast(torch.device("cpu"), given.precision):
-            hidden, history, _ = model.encode(symbols[:, :-1], model.initial_state(batch))
+            inputs, targets = symbols[:, :-1], symbols[:, 1:]
+            hidden, history, *_ = model.encode(inputs, targets, model.initial_state(batch))
             model.head.nll(hidden[:, -1:], history[:, -1:], symbols[:, -1:])
 
     return median_s(step, given.windows) / batch

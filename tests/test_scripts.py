@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,13 +13,16 @@ from typing import Any
 
 import pytest
 import soundfile
+import torch
 
-from tests.e2e.harness import TINY
+from tests.e2e.harness import TINY, text_run
 from tests.e2e.harness import run as txl_audio
 from tests.helpers import speech_like
 from txl_audio import recipe
 from txl_audio.codecs.mulaw import MuLawCodec, mulaw_encode
+from txl_audio.config import load
 from txl_audio.data.shards import Shards, ShardWriter
+from txl_audio.tokens import CheckpointError, DataError, SpecError
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -163,3 +167,76 @@ def test_free_running_long_run_reports_every_minute(
         assert minute["samples_per_s"] > 0 and 0 <= minute["clipped"] <= 1 and 0 < minute["bits"] < 12
     assert [excerpt["minute"] for excerpt in results["excerpts"]] == [1, 2]  # half a second is too short
     assert not list(tmp_path.glob("*.flac"))
+
+
+SHIPPED_FILES = {"README.md", "config.yaml", "figures.json", "model.json", "model.safetensors"}
+
+
+def test_shipping_a_run(
+    speech: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    run, ship_model, heard = speech[0], script("ship_model"), tmp_path / "heard"
+    free_running(speech, heard, "--prompts", "2", "--temperature", "0.9", "--no-audio")
+    for module in ("recipe", "recipe.runs"):
+        monkeypatch.setattr(f"txl_audio.{module}.SHIPPED", tmp_path)
+    words = [str(run), "--name", "tiny", "--free-running", str(heard / "results.json")]
+    ship_model.main(words)
+    target = tmp_path / "tiny"
+    assert f"\n{target}: " in capsys.readouterr().out
+    assert {path.name for path in target.iterdir()} == SHIPPED_FILES
+    assert recipe.shipped_models() == ["tiny"]
+
+    config, model = recipe.load_run("tiny")
+    _, trained = recipe.load_run(run)
+    for name, value in trained.state_dict().items():
+        assert torch.equal(value, model.state_dict()[name])
+    own = load(recipe.RunConfig, run / "config.yaml")
+    assert config == own.model_copy(update={"name": "tiny", "data": None, "out": None})
+    assert str(run.parent) not in "".join(p.read_text() for p in target.glob("*[!s]"))
+
+    figures = json.loads((target / "figures.json").read_text())
+    assert figures["trained"]["step"] == 1 and figures["trained"]["seconds"] > 0
+    for split, bits in figures["bits_per_sample"].items():
+        scored = txl_audio("evaluate", run, "--split", split, "--json").json
+        assert bits == pytest.approx(scored["bits_per_sample"], abs=1e-9)
+        assert figures["data"][split]["samples"] == scored["count"]
+    assert set(figures["bits_per_sample"]) == {"val"} and set(figures["data"]) == {"train", "val"}
+    card = (target / "README.md").read_text()
+    assert "2 held-out beginnings of 0.25 s, each continued for 1 s (temperature 0.9, " in card
+    verdicts = json.loads((heard / "results.json").read_text())["verdicts"]
+    assert figures["free_running"]["verdicts"] == verdicts
+    for verdict in verdicts:
+        assert f"| {verdict['limit']} | {verdict['value']:.3g} | " in card
+
+    # What people wrote stays; tables are replaced.
+    (target / "README.md").write_text(f"# Ours\n\n{card.replace('bits', 'bytes')}\nOur words.\n")
+    ship_model.main(words[:3])
+    again = (target / "README.md").read_text()
+    assert again.startswith("# Ours\n") and again.endswith("\nOur words.\n")
+    assert verdicts[0]["limit"] not in again
+    assert ship_model.tables(json.loads((target / "figures.json").read_text())) in again
+
+
+def test_what_cannot_be_shipped(
+    speech: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, ship = speech[0], script("ship_model")
+    target, heard = tmp_path / "new", tmp_path / "results.json"
+    heard.write_text(json.dumps({"settings": {"run": "another"}, "verdicts": []}))
+    with pytest.raises(DataError, match="is about the run another, expected"):
+        ship.ship(run, target, results=heard)
+    with pytest.raises(SpecError, match="writes text symbols, expected an audio model"):
+        ship.ship(text_run(tmp_path / "text"), target)
+    unfinished = shutil.copytree(run, tmp_path / "unfinished")
+    (unfinished / "metrics.jsonl").write_text('{"step": 0}\n')
+    with pytest.raises(CheckpointError, match="weights of step 1, of which metrics.jsonl tells nothing"):
+        ship.ship(unfinished, target)
+    monkeypatch.setattr(ship, "MOST_BYTES", 1000)
+    with pytest.raises(CheckpointError, match="expected at most 1,000; ship a smaller one"):
+        ship.ship(run, target)
+    assert not target.exists()
+    target.mkdir()
+    (target / "README.md").write_text("# Ours\n")
+    with pytest.raises(CheckpointError, match="has no place for figures"):
+        ship.ship(run, target)
+    assert {path.name for path in target.iterdir()} == {"README.md"}

@@ -1,16 +1,14 @@
-"""The model that ships with the package, and the script that makes a run into one."""
+"""The model that ships with the package, by its name."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
-import torch
 from omegaconf import OmegaConf
 
 from tests.e2e.conftest import Workspace
@@ -18,8 +16,7 @@ from tests.e2e.harness import run, text_run, tree
 from tests.helpers import speech_like
 from tests.test_scripts import script
 from txl_audio import recipe
-from txl_audio.config import load
-from txl_audio.tokens import CheckpointError, DataError, SpecError
+from txl_audio.tokens import CheckpointError
 
 KATHLEEN = recipe.SHIPPED / "kathleen"
 FIGURES = json.loads((KATHLEEN / "figures.json").read_text())
@@ -105,86 +102,3 @@ def test_evaluating_a_shipped_model_takes_data(workspace: Workspace) -> None:
     assert failed.code == 2 and "the run kathleen names no data; give the shard folder" in failed.error
     figures = run("evaluate", "kathleen", workspace.data, "--json").json
     assert 1 < figures["bits_per_sample"] < 8
-
-
-def test_shipping_a_run(
-    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    ship_model, heard = script("ship_model"), tmp_path / "heard"
-    few = [
-        "--prompts",
-        "2",
-        "--prompt-seconds",
-        "0.1",
-        "--seconds",
-        "1",
-        "--temperature",
-        "0.9",
-        "--no-audio",
-    ]
-    script("free_running").main(
-        [str(workspace.run), "--data", str(workspace.data), *few, "--out", str(heard)]
-    )
-    for module in (recipe, recipe.runs):
-        monkeypatch.setattr(module, "SHIPPED", tmp_path)
-    words = [str(workspace.run), "--name", "tiny", "--free-running", str(heard / "results.json")]
-    ship_model.main(words)
-    target = tmp_path / "tiny"
-    assert f"\n{target}: " in capsys.readouterr().out
-    assert set(tree(target)) == set(tree(KATHLEEN))
-    assert recipe.shipped_models() == ["tiny"]
-
-    config, model = recipe.load_run("tiny")
-    _, trained = recipe.load_run(workspace.run)
-    for name, value in trained.state_dict().items():
-        assert torch.equal(value, model.state_dict()[name])
-    own = load(recipe.RunConfig, workspace.run / "config.yaml")
-    assert config == own.model_copy(update={"name": "tiny", "data": None, "out": None})
-    assert str(workspace.folder) not in "".join(p.read_text() for p in target.glob("*[!s]"))
-
-    figures = json.loads((target / "figures.json").read_text())
-    assert figures["trained"]["step"] == 4 and figures["trained"]["seconds"] > 0
-    for split, bits in figures["bits_per_sample"].items():
-        scored = run("evaluate", workspace.run, "--split", split, "--json").json
-        assert bits == pytest.approx(scored["bits_per_sample"], abs=1e-9)
-        assert figures["data"][split]["samples"] == scored["count"]
-    assert figures["bits_per_sample"].keys() >= {"val"}
-    card = (target / "README.md").read_text()
-    assert "2 held-out beginnings of 0.1 s, each continued for 1 s (temperature 0.9, " in card
-    verdicts = json.loads((heard / "results.json").read_text())["verdicts"]
-    assert figures["free_running"]["verdicts"] == verdicts
-    for verdict in verdicts:
-        assert f"| {verdict['limit']} | {verdict['value']:.3g} | " in card
-
-    # What people wrote stays; tables are replaced.
-    (target / "README.md").write_text(f"# Ours\n\n{card.replace('bits', 'bytes')}\nOur words.\n")
-    ship_model.main(words[:3])
-    again = (target / "README.md").read_text()
-    assert again.startswith("# Ours\n") and again.endswith("\nOur words.\n")
-    assert verdicts[0]["limit"] not in again
-    assert ship_model.tables(json.loads((target / "figures.json").read_text())) in again
-
-
-def test_what_cannot_be_shipped(
-    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ship, target, heard = script("ship_model"), tmp_path / "new", tmp_path / "results.json"
-    heard.write_text(json.dumps({"settings": {"run": "another"}, "verdicts": []}))
-    with pytest.raises(DataError, match="is about the run another, expected"):
-        ship.ship(workspace.run, target, results=heard)
-    with pytest.raises(SpecError, match="writes text symbols, expected an audio model"):
-        ship.ship(text_run(tmp_path / "text"), target)
-    unfinished = shutil.copytree(workspace.run, tmp_path / "unfinished")
-    record = (unfinished / "metrics.jsonl").read_text().splitlines()[0]
-    (unfinished / "metrics.jsonl").write_text(record + "\n")
-    with pytest.raises(CheckpointError, match="weights of step 4, of which metrics.jsonl tells nothing"):
-        ship.ship(unfinished, target)
-    monkeypatch.setattr(ship, "MOST_BYTES", 1000)
-    with pytest.raises(CheckpointError, match="expected at most 1,000; ship a smaller one"):
-        ship.ship(workspace.run, target)
-    assert not target.exists()
-    target.mkdir()
-    (target / "README.md").write_text("# Ours\n")
-    with pytest.raises(CheckpointError, match="has no place for figures"):
-        ship.ship(workspace.run, target)
-    assert set(tree(target)) == {"README.md"}

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from txl_audio.cli.common import Device, Json, app, say, tell
+from txl_audio.cli.common import Json, app, say, tell
 from txl_audio.tokens import ConfigError
 
 

@@ -1,4 +1,4 @@
-"""Speed, as ratios against a reference measured in the same run: machines are noisy."""
+"""Speed of training steps, by attention path and precision."""
 
 from __future__ import annotations
 

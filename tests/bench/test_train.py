@@ -1,4 +1,4 @@
-"""The benchmark's bookkeeping, with a tiny model and a clock of its own."""
+"""The training benchmark's bookkeeping, with a tiny model and a clock of its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from tests.tiny import text_model
-from txl_audio import bench
+from txl_audio.bench import train as bench
 from txl_audio.model.attention import Backend
 from txl_audio.model.sequence import SequenceModel
 
