@@ -13,6 +13,7 @@ import torch
 
 from tests.e2e.harness import TEXT, TINY
 from tests.tiny import TEXT as TEXT_SPEC
+from tests.tiny import wave_model
 from txl_audio import recipe
 from txl_audio.codecs.mulaw import MuLawCodec, mulaw_decode
 from txl_audio.config import load, parse
@@ -188,6 +189,11 @@ def test_how_a_run_is_sampled() -> None:
     wave = config.sample.filters(MuLawCodec().spec)
     assert wave == Filters(top_p=0.9, tails=0.01) and config.sample.weights == "int8"
     assert config.sample.filters(TEXT_SPEC) == Filters(top_p=0.9)
+    # int8 is a wish, not a demand: where the compiled backend does not run, the model's own weights do.
+    model = wave_model(d_head=6)
+    assert config.sample.weights_for(model) == "int8"
+    assert config.sample.weights_for(model, "torch") == "float32"
+    assert config.sample.weights_for(wave_model(d_head=5)) == "float32"
     given = config.sample.filters(MuLawCodec().spec, temperature=0.5, tails=0.0, top_p=None)
     assert given == Filters(temperature=0.5, top_p=0.9)
     with pytest.raises(ConfigError, match=r"sample: tails is 0.7, expected at least 0 and less than 0.5"):

@@ -18,6 +18,7 @@ from torch import Tensor
 from tests.tiny import core_config, joint_model, text_model, wave_model
 from txl_audio import runtime
 from txl_audio.checkpoint import RunFolder
+from txl_audio.data.disturb import DisturbConfig
 from txl_audio.data.stream import TokenStream
 from txl_audio.evaluate import EvaluateConfig, evaluate
 from txl_audio.lanes import StreamData, StreamTrainConfig
@@ -42,7 +43,8 @@ def config(**changes: Any) -> TrainConfig:
 
 def trainer(path: Path, settings: TrainConfig | None = None, *, seed: int = 0, **changes: Any) -> Trainer:
     """A trainer with everything that draws random numbers turned on."""
-    model = wave_model(**{"dropout": 0.2, "attention_dropout": 0.2, **changes.pop("core", {})})
+    stream = changes.pop("stream", "p4-logistic")
+    model = wave_model(stream, **{"dropout": 0.2, "attention_dropout": 0.2, **changes.pop("core", {})})
     sample = changes.pop("sample", None)
     t = new_trainer(path, model, settings, seed=seed, **changes)
     if sample is not None:
@@ -98,23 +100,31 @@ def batches(t: Trainer) -> TokenStream:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"ema": None, "accumulate": 1}, {"lanes": 1, "segment_len": 1}, {"optimiser": "muon"}],
-    ids=["all on", "plain", "smallest", "muon"],
+    [
+        {},
+        {"ema": None, "accumulate": 1},
+        {"lanes": 1, "segment_len": 1},
+        {"optimiser": "muon"},
+        {"disturb": DisturbConfig(noise=0.7, bursts=0.7)},
+        {"stream": "staged-p4"},
+    ],
+    ids=["all on", "plain", "smallest", "muon", "disturbed", "predictors"],
 )
 def test_m14_stopping_changes_nothing(settings: dict[str, Any], tmp_path: Path) -> None:
     """10 steps against 5, stop, resume, 5: weights, averages, optimiser, batches, memory, losses."""
-    chosen = config(**settings)
+    stream = settings.get("stream", "p4-logistic")
+    chosen = config(**{k: v for k, v in settings.items() if k != "stream"})
     runtime.seed_everything(0)
-    whole = trainer(tmp_path / "whole", chosen)
+    whole = trainer(tmp_path / "whole", chosen, stream=stream)
     expected = [whole.step() for _ in range(10)]
 
     runtime.seed_everything(0)
-    first = trainer(tmp_path / "run", chosen)
+    first = trainer(tmp_path / "run", chosen, stream=stream)
     losses = [first.step() for _ in range(5)]
     first.folder.path.mkdir()
     first.save()
     runtime.seed_everything(1234)  # another process
-    second = trainer(tmp_path / "run", chosen)
+    second = trainer(tmp_path / "run", chosen, stream=stream)
     with torch.no_grad():
         for parameter in second.model.parameters():
             parameter.zero_()
@@ -307,6 +317,7 @@ def test_a_finished_run_trains_no_further(tmp_path: Path) -> None:
         ({"segment_len": 6}, 0, "train.segment_len=5, got 6"),
         ({"ema": None}, 0, "train.ema=0.9, got None"),
         ({"optimiser": "muon"}, 0, "train.optimiser=adamw, got muon"),
+        ({"disturb": DisturbConfig(noise=0.3)}, 0, "train.disturb=None, got {'noise': 0.3"),
         ({}, 1, "was trained with seed=0, got 1"),
     ],
 )

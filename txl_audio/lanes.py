@@ -84,7 +84,7 @@ class StreamTraining:
         own = {f"memory.{i}": hidden for i, hidden in enumerate(self.memory.hidden)}
         own |= {"valid": self.memory.valid, "recent": self.state.recent}
         if self.state.stage is not None:
-            own["stage"] = self.state.stage
+            own["stage"] = self.state.stage.to(self.memory.valid.device)  # where ranks can exchange it
         return {name: parallel.gathered(value) for name, value in own.items()}
 
     def values(self) -> dict[str, Any]:
@@ -98,9 +98,10 @@ class StreamTraining:
 
     def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         device = self.state.recent.device
-        own = {name: value[self.own].to(device) for name, value in tensors.items()}
+        own = {name: value[self.own] for name, value in tensors.items()}
+        stage = own.pop("stage", None)  # stays on the CPU
+        own = {name: value.to(device) for name, value in own.items()}
         memory = Memory(tuple(own[f"memory.{i}"] for i in range(self.memory.n_layer)), own["valid"])
-        stage = tensors["stage"][self.own] if "stage" in tensors else None
         self.state = SequenceState(memory, own["recent"], stage)
         self.batches.load_state_dict(values["batches"])
         self.totals, self.steps = Totals(**values["totals"]), values["steps"]

@@ -9,7 +9,7 @@ Shapes: N samples, S whole seconds, F frequency bins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -211,6 +211,16 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "holds": self.holds}
+
+
+def verdict_table(verdicts: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Lines of a Markdown table of verdicts, each as `Verdict.to_json` gives it."""
+    lines = ["| limit | all together | worst | allowed | kept by | holds |", "|---|---|---|---|---|---|"]
+    for v in verdicts:
+        allowed = f"{'under' if v['below'] else 'over'} {v['bound']:.3g}{' in every one' * v['in_every']}"
+        kept, holds = f"{v['kept_by']} of {v['excerpts']}", "yes" if v["holds"] else "NO"
+        lines.append(f"| {v['limit']} | {v['value']:.3g} | {v['worst']:.3g} | {allowed} | {kept} | {holds} |")
+    return lines
 
 
 def compare(generated: Sequence[Sound], real: Sound) -> tuple[Verdict, ...]:

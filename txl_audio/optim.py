@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from txl_audio.config import Config
 from txl_audio.model.contracts import Embedding, Head
 from txl_audio.model.transformer import TransformerXL
-from txl_audio.tokens import ConfigError
+from txl_audio.tokens import CheckpointError, ConfigError
 
 
 class OptimConfig(Config):
     """AdamW, or Muon for the matrices of the core; linear warm-up, then a cosine to `final_lr` of the peak.
 
-    optimiser: `muon` orthogonalises the momentum of every matrix from hidden values to hidden values, inside
-    the core and where embeddings and heads say so (Jordan et al. 2024; PyTorch's implementation, updates
+    optimiser: `muon` orthogonalises the momentum of every matrix inside the core and
+    inside embeddings and heads, where they say so (Jordan et al. 2024; PyTorch's implementation, updates
     scaled to the size of Adam's: Liu et al. 2025), and leaves tables, outputs and vectors to AdamW.
     clip: largest norm of the whole gradient.
     """
@@ -86,7 +86,7 @@ class OptimConfig(Config):
 
 
 def hidden_matrices(model: nn.Module) -> set[int]:
-    """Ids of the matrices from hidden values to hidden values; see `Embedding.inner`."""
+    """Ids of the matrices inside core, embeddings and heads; see `Embedding.inner`."""
     inside: list[nn.Module] = []
     for module in model.modules():
         if isinstance(module, TransformerXL):
@@ -141,4 +141,12 @@ class Optimiser:
             number, index, name = key.split(".", 2)
             states[int(number)].setdefault(int(index), {})[name] = value
         for part, state in zip(self.parts, states, strict=True):
+            own = [p for group in part.param_groups for p in group["params"]]
+            for index, entries in state.items():
+                for name, value in entries.items():
+                    if index >= len(own) or (value.dim() and value.shape != own[index].shape):
+                        raise CheckpointError(
+                            f"the saved optimiser's {name} of parameter {index} has shape "
+                            f"{list(value.shape)}, not the parameter's; another version saved it: start anew"
+                        )
             part.load_state_dict({"state": state, "param_groups": part.state_dict()["param_groups"]})

@@ -7,10 +7,10 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from txl_audio.tokens import CheckpointError, ConfigError
 
 Precision = Literal["float32", "bfloat16"]
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def device(name: str = "auto") -> torch.device:
@@ -221,3 +222,19 @@ def sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def compiled(**options: Any) -> Callable[[F], F]:
+    """numba's `njit`, without the interpreter's lock and kept on disk where there is a place for it.
+
+    Where there is none (a package and a home that cannot be written to), every process compiles anew.
+    """
+    from numba import njit  # not needed by all that needs this file
+
+    def decorate(function: F) -> F:
+        try:
+            return cast(F, njit(cache=True, nogil=True, **options)(function))
+        except RuntimeError:
+            return cast(F, njit(nogil=True, **options)(function))
+
+    return decorate

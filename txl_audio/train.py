@@ -136,6 +136,8 @@ class Trainer:
             )
             for name, stream in model.streams.items()
         }
+        if config.disturb and all(s.spec.modality != "waveform" for s in model.streams.values()):
+            raise ConfigError("train.disturb is of waveforms, and the model has none; leave it out")
         for stream in model.streams.values():
             scoring.view(stream)  # what the end cannot score is refused now
         self.optimiser = config.build(model)
@@ -301,6 +303,7 @@ class Trainer:
             "random": random,
             "ema": self.config.ema,
             "optimiser": self.config.optimiser,
+            "disturb": self._disturb(),
             "seed": self.seed,
         }
         self.folder.save_state(tensors, values)
@@ -317,6 +320,7 @@ class Trainer:
             stream.spec.require(specs[name], here="the data", there=f"the run {self.folder.path}")
         self._require("train.ema", values["ema"], self.config.ema)
         self._require("train.optimiser", values["optimiser"], self.config.optimiser)
+        self._require("train.disturb", values.get("disturb"), self._disturb())
         self._require("seed", values["seed"], self.seed)
         for name, stream in self.streams.items():
             saved, mine = values["streams"][name], stream.values()
@@ -333,6 +337,9 @@ class Trainer:
         self.at = Position(**values["at"])
         runtime.set_rng_state({**values["random"], **_under("random.", tensors)})
         parallel.continue_draws(tensors, seed=self.seed + self.at.step)
+
+    def _disturb(self) -> dict[str, float] | None:
+        return None if self.config.disturb is None else self.config.disturb.model_dump()
 
     def _require(self, key: str, saved: object, mine: object) -> None:
         if saved != mine:

@@ -72,11 +72,11 @@ def test_predictions_are_those_of_the_textbook() -> None:
 def test_a_predictable_signal_is_predicted() -> None:
     t = torch.arange(8000) / 16_000
     targets = CODEC.encode((0.3 * torch.sin(2 * math.pi * 220 * t))[None])
-    stage = FULL.build(CODEC.levels)
+    stage = PredictorsConfig(expansion=1.0).build(CODEC.levels)
     side, _ = stage.run(inputs_of(targets), targets, stage.initial_state(1))
     x = CODEC.decode(targets).flatten()
     error = x - side[0, :, :, 0].flatten()
-    assert error[4000:].square().mean() < 1e-2 * x[4000:].square().mean()
+    assert error[4000:].square().mean() < 1e-3 * x[4000:].square().mean()
 
 
 def test_a_sample_changes_nothing_before_it() -> None:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -15,6 +15,7 @@ from txl_audio.tokens import ConfigError
 
 if TYPE_CHECKING:
     from txl_audio.model.sequence import SequenceModel
+    from txl_audio.sampling.sampler import Backend
     from txl_audio.tokens import Vocabulary
 
 
@@ -73,7 +74,7 @@ def sample(
     filters = config.sample.filters(
         model.spec, temperature=temperature, top_k=top_k, top_p=top_p, tails=tails
     )
-    weights = weights or config.sample.weights
+    weights = weights or config.sample.weights_for(model, cast("Backend", backend))
     how: Any = {"filters": filters, "seed": seed, "backend": backend, "weights": weights}
     named = {"seed": seed, "backend": named_backend(model, how["backend"], how["weights"])}
     if model.spec.modality == "text":

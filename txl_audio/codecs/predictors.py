@@ -18,12 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
-from numba import njit
 from pydantic import Field, field_validator
 from torch import Tensor
 
 from txl_audio.config import Config
 from txl_audio.model.contracts import SideStage
+from txl_audio.runtime import compiled
 from txl_audio.tokens import settings_hash
 
 WINDOW = 32
@@ -41,12 +41,13 @@ PARTS = 8
 
 class RlsConfig(Config):
     """One filter. `forgetting` is per sample; a sample counts (recent squared error)^-`weighting`, so that
-    onsets do not overturn it; `ridge` pulls one weight a sample towards 0, in turns."""
+    onsets do not overturn it; `ridge` pulls one weight a sample towards 0, in turns: without it the
+    covariance grows without bound in silence."""
 
     order: int = Field(ge=1, le=WINDOW)
     forgetting: float = Field(gt=0, le=1)
     weighting: float = Field(ge=0, le=1)
-    ridge: float = Field(ge=0)
+    ridge: float = Field(gt=0)
 
 
 class PredictorsConfig(Config):
@@ -154,7 +155,7 @@ class Predictors(SideStage):
         return torch.from_numpy(side).to(symbols.device), torch.from_numpy(after)
 
 
-@njit
+@compiled()
 def split(lane, ends):
     """`Predictors.parts` for compiled callers; ends: of the parts, the cumulative sum of `sizes`."""
     a, b, c, d, e, f, g, _ = ends
@@ -163,7 +164,7 @@ def split(lane, ends):
     )  # fmt: skip
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _walk(inputs, targets, ahead, after, start, side, levels, orders, settings, shape):
     """Side vectors [T, K, S] of one lane's targets [T, K].
 
@@ -192,7 +193,7 @@ def _walk(inputs, targets, ahead, after, start, side, levels, orders, settings, 
             features(ahead, orders, side[t, place])
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def features(lane, orders, out):
     """Writes the side vector [S] float32 of the next sample."""
     scalars, residuals, numbers = lane[0], lane[2], lane[3]
@@ -221,7 +222,7 @@ def features(lane, orders, out):
         out[leverages + f] = own[_LEVERAGE]
 
 
-@njit(cache=True, nogil=True, fastmath=True, error_model="numpy")
+@compiled(fastmath=True, error_model="numpy")
 def observe(symbol, lane, levels, orders, settings, shape):
     """Adapts a lane's state to the sample that came and predicts the next; no sample, no change."""
     if symbol < 0 or symbol >= len(levels):
@@ -266,7 +267,7 @@ def observe(symbol, lane, levels, orders, settings, shape):
     scalars[_REFERENCE] = reference
 
 
-@njit(cache=True, nogil=True, fastmath=True, error_model="numpy")
+@compiled(fastmath=True, error_model="numpy")
 def _adapt(x, step, samples, own, weights, gains, row, covariance, settings):
     """The RLS update; `gains` = covariance . samples was computed with the prediction, `row` is scratch."""
     n, forgetting, ridge = len(samples), settings[0], settings[2]
@@ -303,7 +304,7 @@ def _adapt(x, step, samples, own, weights, gains, row, covariance, settings):
                 covariance[j * n + i] = mean
 
 
-@njit(cache=True, nogil=True, fastmath=True, error_model="numpy")
+@compiled(fastmath=True, error_model="numpy")
 def _predict(samples, own, weights, gains, covariance, settings, expansion, peak):
     """Prediction of the next sample, and what the update after it needs."""
     n = len(samples)

@@ -39,21 +39,25 @@ class DisturbConfig(Config):
 def disturbed(
     codes: np.ndarray, config: DisturbConfig, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """mu-law codes [N] -> (heard, targets), each int64 [N]; targets are IGNORE where a burst begins."""
-    heard = codes.astype(np.int64)
-    unscored = np.zeros(len(codes), dtype=bool)
+    """mu-law codes [N] -> (heard, targets), [N]; targets are IGNORE where a burst begins.
+
+    Where nothing is disturbed both are `codes` itself, else int64.
+    """
+    heard = targets = codes
     if rng.random() < config.bursts:
+        heard = codes.astype(np.int64)
+        unscored = np.zeros(len(codes), dtype=bool)
         pcm = mulaw_decode(heard)
         gain = np.ones_like(pcm)
         for at in _begins(len(pcm), rng):
             height = np.abs(pcm).max() * np.exp(rng.uniform(*np.log(HEIGHTS)))
             jump = min(height / (np.abs(pcm[at : at + AHEAD]).max() + 1e-6), LARGEST_GAIN)
             decay = np.exp(rng.uniform(*np.log(DECAYS_S))) * SAMPLE_RATE_HZ
-            after = 1 + max(0.0, jump - 1) * np.exp(-np.arange(len(pcm) - at) / decay)
-            gain[at:] = np.maximum(gain[at:], after)
+            tail = gain[at : at + round(20 * decay)]  # no gain is left after that
+            np.maximum(tail, 1 + max(0.0, jump - 1) * np.exp(-np.arange(len(tail)) / decay), out=tail)
             unscored[at : at + UNSCORED] = True
         heard = mulaw_encode((pcm * gain).clip(-1, 1))
-    targets = np.where(unscored, IGNORE, heard)
+        targets = np.where(unscored, IGNORE, heard)
     if rng.random() < config.noise:
         noise = rng.random() * config.codes * rng.standard_normal(len(codes))
         heard = np.clip(heard + np.rint(noise).astype(np.int64), 0, CODES - 1)

@@ -146,8 +146,9 @@ class TokenStream:
             piece, at = self._pieces[self._piece[lane]], self._frame[lane]
             n = min(self.segment_len - place, piece.end - at)
             part = slice(place, place + n)
-            inputs[part], targets[part] = frames_at(self._line(lane), self.spec, at, n)
-            if self.disturb is not None:
+            if self.disturb is None:
+                inputs[part], targets[part] = frames_at(self._line(lane), self.spec, at, n)
+            else:
                 now_heard, scored = self._disturbed_line(lane)
                 inputs[part], heard[part] = frames_at(now_heard, self.spec, at, n)
                 targets[part] = frames_at(scored, self.spec, at, n)[1]

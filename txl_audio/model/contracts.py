@@ -58,7 +58,7 @@ class Waveform:
 class Embedding(nn.Module):
     """The contract: `history` symbols up to and including the newest input frame -> [B, T, D].
 
-    inner: names of the submodules whose matrices map hidden values to hidden values; see `OptimConfig`.
+    inner: names of the submodules inside the network: neither tables nor outputs; see `OptimConfig`.
     """
 
     history: int

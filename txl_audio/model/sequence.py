@@ -54,6 +54,13 @@ class SequenceDecodeState:
         return self.core.nbytes() + self.recent.nbytes + (0 if self.stage is None else self.stage.nbytes)
 
 
+def staged(state: SequenceState | SequenceDecodeState) -> Tensor:
+    """The stage's part of a state. Raises TxlError where it has none."""
+    if state.stage is None:
+        raise TxlError("the model has predictors, the state is of one without; begin from initial_state")
+    return state.stage
+
+
 class SequenceModel(nn.Module):
     """One stream over a core. The core may be shared with other streams' models."""
 
@@ -141,8 +148,8 @@ class SequenceModel(nn.Module):
         line = torch.cat([state.recent, inputs.flatten(1)], dim=1)
         history = self._histories(line, inputs.size(1), reset)
         side = stage = None
-        if self.stage is not None and state.stage is not None:
-            side, stage = self.stage.run(inputs, targets, state.stage)
+        if self.stage is not None:
+            side, stage = self.stage.run(inputs, targets, staged(state))
         seen = history[..., history.size(-1) - self.embedding.history :]
         x = self.embedding(seen, None if side is None else side[:, :, 0])
         hidden, memory = self.core(x, state.memory, reset, layer_outputs=layer_outputs)
@@ -216,8 +223,8 @@ class SequenceModel(nn.Module):
         state.recent = torch.cat([state.recent[:, frame.size(1) :], frame], dim=1)
         newest = state.recent[:, None, state.recent.size(1) - self.embedding.history :]
         side = None
-        if self.stage is not None and state.stage is not None:
-            side, state.stage = self.stage.observe(frame, state.stage)
+        if self.stage is not None:
+            side, state.stage = self.stage.observe(frame, staged(state))
             side = side[:, None]
         return self.core.step_(self.embedding(newest, side)[:, 0], state.core)
 
@@ -226,8 +233,8 @@ class SequenceModel(nn.Module):
         """Log-probabilities [B, V] of the symbol that follows `symbols` [B, k < K] in the next frame."""
         window = torch.cat([state.recent, symbols], dim=1)
         side = None
-        if self.stage is not None and state.stage is not None:
-            side, _ = self.stage.observe(symbols, state.stage)
+        if self.stage is not None:
+            side, _ = self.stage.observe(symbols, staged(state))
         seen = window[:, window.size(1) - self.head.history :]
         return self.head.log_probs(hidden, seen, symbols.size(1), side)
 

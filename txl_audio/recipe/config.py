@@ -21,7 +21,9 @@ from txl_audio.model.heads import HeadConfig
 from txl_audio.model.sequence import SINGLE, JointModel, SequenceModel
 from txl_audio.model.transformer import CoreConfig, TransformerXL
 from txl_audio.recipe.parts import codec_of
+from txl_audio.sampling.compiled import Weights, unsupported
 from txl_audio.sampling.filters import Filters
+from txl_audio.sampling.sampler import Backend
 from txl_audio.tokens import ConfigError, SpecError, TokenSpec
 from txl_audio.train import TrainConfig
 
@@ -67,6 +69,11 @@ class StreamConfig(Config):
         stage = waveform = None
         if spec.modality == "waveform" and isinstance(codec := codec_of(spec), WaveformCodec):
             if self.predictors is not None:
+                if self.embedding.kind != "samples" and self.head.kind != "frame":
+                    raise ConfigError(
+                        "predictors are read by embedding samples and head frame, got "
+                        f"{self.embedding.kind} and {self.head.kind}; use one of them or leave them out"
+                    )
                 stage = self.predictors.build(codec.levels)
                 spec = spec.staged(stage.hash)
             waveform = Waveform(codec.levels, codec.edges, stage)
@@ -147,14 +154,14 @@ class ModelConfig(Config):
 class SampleConfig(Config):
     """How a run is sampled unless one says otherwise; the fields are those of `sampling.filters.Filters`.
 
-    tails: of the streams that are waveforms. weights: of the compiled backend.
+    tails: of the streams that are waveforms. weights: of the compiled backend, where it is what runs.
     """
 
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
     tails: float = 0.0
-    weights: Literal["float32", "int8"] = "float32"
+    weights: Weights = "float32"
 
     @model_validator(mode="after")
     def _check(self) -> SampleConfig:
@@ -167,6 +174,11 @@ class SampleConfig(Config):
         if spec.modality != "waveform":
             own["tails"] = 0.0
         return Filters(**own | {name: value for name, value in given.items() if value is not None})
+
+    def weights_for(self, model: SequenceModel, backend: Backend = "auto") -> Weights:
+        """`weights` where the compiled backend runs with them, else the model's own."""
+        compiled = backend != "torch" and unsupported(model, self.weights) is None
+        return self.weights if compiled else "float32"
 
 
 class RunConfig(Config):

@@ -129,6 +129,7 @@ def _sampler(
         return partial(
             keep_text,
             vocabulary=vocabulary,
+            filters=config.sample.filters(stream.model.spec),
             prompt=_beginning(stream.data.valid),
             folder=folder,
             tag=tag,

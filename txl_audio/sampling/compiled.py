@@ -13,11 +13,12 @@ from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor, nn
 
+from txl_audio import runtime
 from txl_audio.codecs import predictors
 from txl_audio.codecs.predictors import PARTS, Predictors
+from txl_audio.model import heads
 from txl_audio.model.embeddings import (
     NgramEmbedding,
     SampleEmbedding,
@@ -58,8 +59,8 @@ class Compiled:
     Args:
         state: whose position terms are taken. Its ring is changed to bfloat16 with int8 weights, where
             reading it takes about as long as reading the weights.
-        weights: int8 rounds the large matrices, each output by its own scale; the last ones, on which
-            predictions depend most, stay float32.
+        weights: int8 rounds the large matrices, each output by its own scale; those at the end of a frame
+            head, on which predictions depend most, stay float32.
         tell: is told of a compilation, which happens once per machine and takes half a minute.
     """
 
@@ -284,7 +285,7 @@ def _cached(stamp: int) -> Any:
         kernels.run(*arguments)
 
     run.__qualname__ = f"run_{stamp:08x}"
-    return njit(cache=True, nogil=True)(run)
+    return runtime.compiled()(run)
 
 
 def _stamp(*modules: Any) -> int:
@@ -295,4 +296,4 @@ def _stamp(*modules: Any) -> int:
     return stamp
 
 
-_run = _cached(_stamp(kernels, layers, numerics, packed, predictors))
+_run = _cached(_stamp(kernels, layers, numerics, packed, predictors, heads))

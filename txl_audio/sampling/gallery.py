@@ -54,12 +54,15 @@ def keep_text(
     folder: Path,
     tag: str,
     writer: Any,
+    filters: Filters | None = None,
     symbols: int = 512,
     seed: int = 0,
 ) -> None:
     """As `keep_sound`: `step_N.txt`, of the symbols of `prompt` [N] and `symbols` that continue them."""
     with runtime.single_thread(next(model.parameters()).device):
-        pieces = continuation(model, vocabulary, tokens=symbols, prompt=prompt, filters=Filters(), seed=seed)
+        pieces = continuation(
+            model, vocabulary, tokens=symbols, prompt=prompt, filters=filters or Filters(), seed=seed
+        )
         text = "".join(piece for piece, _ in pieces)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"step_{step}.txt").write_text(text, encoding="utf-8")

@@ -56,7 +56,8 @@ class Sampler:
         tell: is told before something takes long.
 
     Attributes:
-        filters: may be exchanged while sampling.
+        filters: may be exchanged while sampling; ConfigError where they have tails and the stream is no
+            waveform.
         nats: [B, K] float32, what the newest frame cost under the unfiltered model; 0 for symbols
             that came from the prompt.
         backend: what runs, as `named_backend` says.
@@ -137,14 +138,13 @@ class Sampler:
     def next_frames(self, count: int) -> Tensor:
         """Symbols [B, count, K] of the next frames; many at once cost less than one by one."""
         places = self.model.spec.symbols_per_frame
+        if self.filters.tails and self.model.spec.modality != "waveform":
+            raise ConfigError(
+                f"tails is {self.filters.tails}, but symbols of {self.model.spec.name} are in no order of "
+                "amplitude; set it to 0, or use top_p"
+            )
         uniforms = torch.from_numpy(np.stack([g.random((count, places)) for g in self._generators]))
-        if self.filters.tails:
-            if self.model.spec.modality != "waveform":
-                raise ConfigError(
-                    f"tails is {self.filters.tails}, but symbols of {self.model.spec.name} are in no order "
-                    "of amplitude; set it to 0, or use top_p"
-                )
-            uniforms = self.filters.between_tails(uniforms)
+        uniforms = self.filters.between_tails(uniforms)
         frames, self.nats = self._stepper.run(self.state, self._frame, self._begun, uniforms, self.filters)
         self._begun, self._frame = self._begun[:, :0], frames[:, -1]
         return frames

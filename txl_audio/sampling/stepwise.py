@@ -34,6 +34,8 @@ class Stepwise:
 
     def __init__(self, model: SequenceModel) -> None:
         self.model = model
+        if model.stage is not None:  # compiles it, not in the middle of a stream
+            model.stage.observe(torch.empty(1, 0, dtype=torch.int64), model.stage.initial_state(1))
 
     @torch.inference_mode()
     def run(
