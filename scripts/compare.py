@@ -6,9 +6,10 @@
 
 Every variant is NAME=CONFIG, with overrides behind it. The budget is --minutes of the wall clock, or, since
 machines are noisy and their speed drifts, --steps of the first variant: all take turns in one process,
-and each of the others then trains as many steps as cost the same. The score is that of the whole
-validation split at the end of training, in the run's precision and with its `evaluate` settings. A
-variant that was finished with the same config and budget is not trained again.
+and each of the others then trains as many steps as cost the same. With --equal-steps all train so many,
+whatever they cost. The score is that of the whole validation split at the end of training, in the run's
+precision and with its `evaluate` settings. A variant that was finished with the same config and budget is
+not trained again.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
     budget = parser.add_mutually_exclusive_group(required=True)
     budget.add_argument("--minutes", type=float, help="training time of each, by the clock")
     budget.add_argument("--steps", type=int, help="of the first; as many of the others as cost the same")
+    budget.add_argument("--equal-steps", type=int, help="of each, whatever they cost")
     parser.add_argument("--threads", type=int, default=1, help="of each")
     parser.add_argument("--parallel", type=int, default=1, help="how many train side by side")
     given = parser.parse_args(arguments)
@@ -70,6 +72,8 @@ def main(arguments: list[str] | None = None) -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     if given.minutes is not None:
         budgets = [f"train.minutes={given.minutes}"] * len(folders)
+    elif given.equal_steps is not None:
+        budgets = [f"train.minutes=null train.steps={given.equal_steps}"] * len(folders)
     else:
         costs = step_seconds(given.variants, threads=given.threads)
         steps = [max(1, round(given.steps * costs[0] / cost)) for cost in costs]
@@ -125,6 +129,8 @@ def measure(variant: Variant, budget: str, given: argparse.Namespace) -> dict[st
     environment = {**os.environ, "OMP_NUM_THREADS": str(given.threads)}
     request = {"config": Path(variant.config).read_text(), "overrides": list(variant.overrides)}
     request["budget"] = f"{given.minutes} minutes, {given.steps} steps, {given.threads} threads"
+    if given.equal_steps is not None:
+        request["budget"] = f"{given.equal_steps} steps of each, {given.threads} threads"
     if not done.is_file() or json.loads(done.read_text()) != request:
         done.unlink(missing_ok=True)
         words = ["train", variant.config, f"out={run}", *variant.overrides, *budget.split(), "--overwrite"]

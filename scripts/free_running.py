@@ -1,22 +1,24 @@
 """How a model sounds when it continues its own output: held-out prompts, continued and compared with speech.
 
-    python scripts/free_running.py runs/kathleen --data data/kathleen --out out/free
+    python scripts/free_running.py runs/kathleen --data data/kathleen --out out/free --first 20 --seed 1
     python scripts/free_running.py runs/kathleen --data data/kathleen --out out/hour \\
-        --prompts 1 --seconds 3600 --no-audio
+        --prompts 1 --first 20 --seed 1 --seconds 3600 --no-audio
 
 Every prompt is the begin of another held-out document, drawn in a fixed order: with --first N the first N
 are left to whoever tunes settings. All prompts run side by side. OUT gets results.json, report.md, a FLAC
 file for every prompt, spectrograms.png, and minutes.png: speed, memory, level and bits as the run goes on.
 
 Figures are of minutes (or of all there is, if shorter), so that a run of hours needs no more memory than one
-of a minute. Beside the model stand real held-out speech in pieces of the same length, and an adaptive linear
-predictor whose output is its prediction plus a residual drawn from those of the prompt. Where `speechmos`
-is installed, DNSMOS (P.835, overall) of the first 20 s of each is given too.
+of a minute. Beside the model stand real held-out speech in pieces of the same length, and the model's own
+adaptive linear predictors alone, whose output is their prediction plus a residual drawn from those of the
+prompt. Where `speechmos` is installed (pip install -e '.[baselines]'), DNSMOS (P.835, overall) of the first
+20 s of each is given too.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import resource
@@ -25,19 +27,19 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from free_running_report import draw_minutes, draw_sounds, report
+from linear_speech import linear_continuations
 
 from txl_audio import recipe, runtime
-from txl_audio.codecs.mulaw import SAMPLE_RATE_HZ, MuLawCodec, mulaw_decode, mulaw_encode
+from txl_audio.codecs.mulaw import SAMPLE_RATE_HZ, MuLawCodec, mulaw_decode
 from txl_audio.codecs.predictors import PredictorsConfig
 from txl_audio.evaluate import evaluate
-from txl_audio.listening import BAND_EDGES_HZ, CLIPPED, Sound, compare, describe, pooled
-from txl_audio.plots import plot_spectrograms, plot_stream
+from txl_audio.listening import CLIPPED, Sound, compare, describe, pooled
 from txl_audio.sampling.sampler import Sampler
 from txl_audio.sampling.sound import sound_writer
 from txl_audio.tokens import ConfigError, TxlError
@@ -49,10 +51,9 @@ SCORED_SAMPLES = 2_000_000
 PIECE_FRAMES = 10
 """Frames that are drawn at once. The sampler says what the last of them cost, and bits are of those."""
 PREDICTED_EXCERPTS = 3
-"""Of the linear predictor, which runs sample by sample in Python."""
+"""Of the linear predictor."""
 OPINION_S = 20
 """How much of every excerpt DNSMOS hears: it takes a third of real time."""
-PICTURES = 20
 
 
 @dataclass(frozen=True)
@@ -114,35 +115,12 @@ def minutes(
         yield pcm, bits, time.perf_counter() - begun
 
 
-def linear_continuations(prompts: np.ndarray, samples: int, seed: int) -> np.ndarray:
-    """Each of prompts [B, N] codes continued by the adaptive predictors alone: pcm [B, samples].
-
-    A sample is the predictors' reference plus a residual in units of their scale, drawn from those that the
-    second half of the prompt had.
-    """
-    codec = MuLawCodec()
-    stage = PredictorsConfig().build(codec.levels)
-    line = torch.from_numpy(prompts)[..., None]
-    before = torch.cat([torch.full_like(line[:, :1], codec.spec.start_symbol), line[:, :-1]], dim=1)
-    side, state = stage.run(before, line, stage.initial_state(len(prompts)))
-    residuals = ((mulaw_decode(line) - side[..., 0]) / side[..., 1])[:, prompts.shape[1] // 2 :, 0].numpy()
-    drawn = np.random.default_rng(seed).integers(residuals.shape[1], size=(samples, len(prompts)))
-    codes, newest = np.empty((len(prompts), samples), np.int64), line[:, -1]
-    lanes = np.arange(len(prompts))
-    for at in range(samples):
-        now, state = stage.observe(newest, state)
-        sample = now[:, 0].numpy() + now[:, 1].numpy() * residuals[lanes, drawn[at]]
-        codes[:, at] = mulaw_encode(np.clip(sample, -1, 1))
-        newest = torch.from_numpy(codes[:, at : at + 1])
-    return mulaw_decode(codes)
-
-
 def opinion_score(sounds: Sequence[np.ndarray]) -> float | None:
     """Mean DNSMOS P.835, overall (1 to 5), of how pcm [N] begin; None where speechmos is not installed."""
     try:
         from speechmos import dnsmos  # pyright: ignore[reportMissingImports]
     except ImportError:
-        say("speechmos is not installed: no DNSMOS")
+        say("speechmos is not installed: no DNSMOS; pip install -e '.[baselines]'")
         return None
     begins = [pcm[: OPINION_S * SAMPLE_RATE_HZ] for pcm in sounds]
     return float(np.mean([dnsmos.run(pcm, SAMPLE_RATE_HZ)["ovrl_mos"] for pcm in begins]))
@@ -215,9 +193,10 @@ def minute_of(pcm: np.ndarray, bits: np.ndarray, wall_s: float, sampler: Sampler
     )
 
 
-def run(given: argparse.Namespace) -> None:
-    """Generates, measures and writes all files."""
+def run(given: argparse.Namespace, arguments: Sequence[str]) -> None:
+    """Generates, measures and writes all files; `arguments` are what was asked, to be found in them."""
     config, model = recipe.load_run(given.run)
+    weights = (recipe.run_folder(given.run).path / "model.safetensors").read_bytes()
     codec = recipe.codec_for_sound(model.spec)
     if not isinstance(codec, MuLawCodec):
         raise ConfigError(f"{given.run} is a model of {model.spec.name}, expected one of mu-law samples")
@@ -233,7 +212,7 @@ def run(given: argparse.Namespace) -> None:
     # First, so that the memory it takes is not hidden by what comes after.
     own = {name: getattr(given, name) for name in ("temperature", "top_k", "top_p", "tails")}
     filters = config.sample.filters(model.spec, **own)
-    given.weights = given.weights or config.sample.weights
+    given.weights = given.weights or config.sample.weights_for(model)
     for name in own:
         setattr(given, name, getattr(filters, name))
     sampler = Sampler(
@@ -250,10 +229,12 @@ def run(given: argparse.Namespace) -> None:
     say(f"scoring the {given.split} split")
     score = evaluate(model, documents, precision=precision, limit=SCORED_SAMPLES)
     say("continuing prompts by the linear predictor")
-    length = made.first.shape[1]
+    length, stage = made.first.shape[1], model.stage or PredictorsConfig().build(codec.levels)
     groups = {
         "real speech": real_speech(documents, length=length, pieces=given.prompts),
-        "linear predictor": linear_continuations(line[:PREDICTED_EXCERPTS], length, given.seed),
+        "linear predictor": linear_continuations(
+            stage, line[:PREDICTED_EXCERPTS], length, seed=given.seed, tell=say
+        ),
     }
     whole = {name: pooled([describe(pcm) for pcm in group]) for name, group in groups.items()}
     whole["model"] = pooled(made.sounds)
@@ -263,6 +244,8 @@ def run(given: argparse.Namespace) -> None:
     for name, group in {**groups, "model": made.first}.items():
         statistics[name]["dnsmos"] = opinion_score(group)
     results = {
+        "arguments": arguments,
+        "weights_sha256": hashlib.sha256(weights).hexdigest(),
         "backend": sampler.backend,
         "settings": {name: str(v) if isinstance(v, Path) else v for name, v in vars(given).items()},
         "verdicts": [verdict.to_json() for verdict in compare(made.sounds, whole["real speech"])],
@@ -272,70 +255,9 @@ def run(given: argparse.Namespace) -> None:
     }
     (given.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     (given.out / "report.md").write_text(report(results))
-    draw(made, groups["real speech"][0], prompts, given.out)
-
-
-def draw(made: Generated, real: np.ndarray, prompts: Mapping[str, np.ndarray], out: Path) -> None:
-    """The spectrograms of prompt and first minute, real speech first; the curve of the whole run."""
-    pairs = list(zip(prompts.items(), made.first, strict=True))[:PICTURES]
-    sounds = {name: np.concatenate([mulaw_decode(prompt), pcm]) for (name, prompt), pcm in pairs}
-    ends_s = {name: len(prompt) / SAMPLE_RATE_HZ for (name, prompt), _ in pairs}
-    plot_spectrograms(
-        {"real speech": real, **sounds}, SAMPLE_RATE_HZ, out / "spectrograms.png", boundaries_s=ends_s
-    )
-    curves = {
-        "real-time factor": [minute.real_time_factor for minute in made.curve],
-        "state (kB)": [minute.state_bytes / 1000 for minute in made.curve],
-        "peak memory (MB)": [minute.peak_memory_bytes / 1e6 for minute in made.curve],
-        "level (dBFS)": [minute.level_dbfs for minute in made.curve],
-        "bits per sample": [minute.bits for minute in made.curve],
-    }
-    plot_stream([m.samples / SAMPLE_RATE_HZ / 60 for m in made.curve], curves, out / "minutes.png")
-
-
-ROWS = {
-    "level (dBFS)": "level_dbfs",
-    "frame levels, 10th percentile (dBFS)": "level_p10_dbfs",
-    "frame levels, median (dBFS)": "level_p50_dbfs",
-    "frame levels, 90th percentile (dBFS)": "level_p90_dbfs",
-    "loud frames (share)": "loud",
-    "clipped samples (share)": "clipped",
-    "silent frames (share)": "silent",
-    "voiced frames (share)": "voiced",
-    "longest run without a pause (s)": "longest_run_s",
-    "quietest 5 s (dBFS)": "lowest_window_dbfs",
-    "least deviation of levels in 5 s (dB)": "steadiest_window_db",
-    "most power in one bin in 5 s (share)": "purest_window",
-    "bits per sample under the model": "bits",
-    "DNSMOS, overall": "dnsmos",
-}
-OF_EXCERPTS = ("level_dbfs", "level_p10_dbfs", "loud", "clipped", "voiced", "longest_run_s", "bits")
-
-
-def report(results: Mapping[str, Any]) -> str:
-    """The tables of report.md: limits, statistics, excerpts."""
-
-    def row(title: str, values: Sequence[Any]) -> str:
-        cells = [f"{v:.3g}" if isinstance(v, float) else "-" if v is None else str(v) for v in values]
-        return f"| {title} | " + " | ".join(cells) + " |"
-
-    def head(*titles: str) -> list[str]:
-        return ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
-
-    lines = head("limit", "model", "worst", "allowed", "kept by", "holds")
-    for v in results["verdicts"]:
-        allowed = ("under" if v["below"] else "over") + f" {v['bound']:.3g}" + " in every" * v["in_every"]
-        kept, holds = f"{v['kept_by']} of {v['excerpts']}", "yes" if v["holds"] else "NO"
-        lines.append(row(v["limit"], [v["value"], v["worst"], allowed, kept, holds]))
-    columns = results["statistics"]
-    lines += ["", *head("", *columns)]
-    lines += [row(title, [c.get(name) for c in columns.values()]) for title, name in ROWS.items()]
-    for band, (low, high) in enumerate(pairwise(BAND_EDGES_HZ)):
-        lines.append(row(f"{low:g} to {high:g} Hz (dBFS)", [c["band_dbfs"][band] for c in columns.values()]))
-    shown = {title: name for title, name in ROWS.items() if name in OF_EXCERPTS}
-    lines += ["", *head("prompt", "minute", *shown)]
-    lines += [row(e["prompt"], [e["minute"], *(e[n] for n in shown.values())]) for e in results["excerpts"]]
-    return "\n".join(lines) + "\n"
+    heard = {name: mulaw_decode(prompt) for name, prompt in prompts.items()}
+    draw_sounds(groups["real speech"][0], heard, made.first, given.out / "spectrograms.png")
+    draw_minutes(results, given.out / "minutes.png")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -355,13 +277,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--weights", choices=("float32", "int8"), help="of the compiled backend")
     parser.add_argument("--no-audio", action="store_true", help="measure only, write no sound")
     parser.add_argument("--out", type=Path, default=Path("out/free"), help="folder of results")
-    given = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    given = parser.parse_args(words)
     if given.prompts < 1 or given.first < 0 or given.prompt_seconds <= 0 or given.seconds < 1:
         parser.error(
             "--prompts is at least 1, --first at least 0, --prompt-seconds above 0, --seconds at least 1"
         )
     try:
-        run(given)
+        run(given, words)
     except TxlError as error:
         raise SystemExit(f"error: {error}") from error
     print((given.out / "report.md").read_text(), end="")

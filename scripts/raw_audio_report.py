@@ -3,21 +3,16 @@
     python scripts/raw_audio_report.py --run                    # first measures what is missing: hours
     python scripts/raw_audio_report.py "60 minutes=runs/long"   # with one more run in the tables
 
-Everything lies in one folder, --study: peers/NAME (scripts/baselines), models, memory and ablation
-(scripts/compare.py; their variants stand below), free (scripts/free_running.py). Sections whose inputs are
-missing are left out. With --run the commands are printed as they begin, one after another; what is
-finished is not done again.
+Everything lies in one folder, --study; scripts/raw_audio_study.py says what and how it is measured. Sections
+whose inputs are missing are left out. With --run the commands are printed as they begin, one after another;
+what is finished and was asked for in the same words is not done again.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import io
 import json
-import os
-import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,20 +21,29 @@ from typing import Any
 
 import numpy as np
 import soundfile
-from compare import Variant, parameters
+from compare import parameters
+from free_running_report import statistics_table
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
+from raw_audio_study import (
+    CLOSE_BITS,
+    MEMORY_FRAME,
+    MODEL,
+    PEERS,
+    folder_of,
+    heard,
+    heard_run,
+    measure,
+    rows_of,
+)
 
-from txl_audio.codecs.mulaw import SAMPLE_RATE_HZ, mulaw_decode
-from txl_audio.config import load
+from txl_audio.codecs.mulaw import mulaw_decode
 from txl_audio.data.shards import Shards
+from txl_audio.listening import verdict_table
 from txl_audio.plots import plot_spectrograms
-from txl_audio.recipe.config import RunConfig
 from txl_audio.tokens import DataError, TxlError
 
-SCRIPTS = Path(__file__).parent
-PEERS = ("floor", "lstm", "wavenet", "samplernn", "sashimi", "megabyte", "x-transformers")
 TITLES = {
     "floor": "no network: predictors and an adaptive mixture",
     "lstm": "LSTM 512",
@@ -48,16 +52,6 @@ TITLES = {
     "sashimi": "SaShiMi, reduced",
     "megabyte": "MEGABYTE, P 8",
     "x-transformers": "x-transformers with memory",
-}
-MODEL = "this model"
-MODELS = {MODEL: "", "this model, P 1": "model.symbols_per_frame=1"}
-MEMORIES_S = (0, 0.25, 0.5, 1, 2)
-ABLATION = {
-    "the model": "",
-    "without predictors": "model.predictors=null",
-    "softmax over the 256 codes": "model.head.output=softmax",
-    "AdamW": "train.optimiser=adamw train.lr=2e-3",
-    "without memory": "model.core.mem_len=0",
 }
 LARGEST_PICTURE_BYTES = 150_000
 
@@ -103,47 +97,6 @@ class Entry:
 
 def entries(folders: dict[str, Path]) -> list[Entry]:
     return [entry for name, folder in folders.items() if (entry := Entry.read(name, folder)) is not None]
-
-
-def folder_of(model: str, study: Path) -> Path:
-    return study / "models" / Variant(model, "", ()).folder
-
-
-# What is measured.
-
-
-def commands(given: argparse.Namespace) -> list[list[str]]:
-    """What makes the study, without what is there. compare.py passes over variants that are finished."""
-    study, config = given.study, given.config
-    budget = ["--minutes", f"{given.minutes:g}", "--threads", str(given.threads)]
-    made: list[list[str]] = []
-    for name in PEERS:
-        out = study / "peers" / name
-        if not (out / "result.json").is_file():
-            script = ["baselines/floor.py"] if name == "floor" else ["baselines/train.py", name, *budget]
-            made.append([*script, "--data", str(given.data), "--out", str(out)])
-    if importlib.util.find_spec("x_transformers") is None:
-        made = [command for command in made if "x-transformers" not in command]
-        print("x-transformers is not installed: that peer is left out", file=sys.stderr)
-    loaded = load(RunConfig, config)
-    frame_rate_hz = SAMPLE_RATE_HZ / loaded.model.symbols_per_frame
-    memories = {f"{s:g}": f"model.core.mem_len={round(s * frame_rate_hz)}" for s in MEMORIES_S}
-    for kind, variants in (("models", MODELS), ("memory", memories), ("ablation", ABLATION)):
-        words = [f"{name}={config} data={given.data} {change}".rstrip() for name, change in variants.items()]
-        made.append(["compare.py", str(study / kind), *budget, *words])
-    if not (study / "free" / "results.json").is_file():
-        run = given.model or folder_of(MODEL, study)
-        made.append(["free_running.py", str(run), "--data", str(given.data), "--out", str(study / "free")])
-    return made
-
-
-def measure(given: argparse.Namespace) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": str(given.threads)}
-    for script, *words in commands(given):
-        line = [sys.executable, str(SCRIPTS / script), *words]
-        print(f"$ {shlex.join(line)}", file=sys.stderr, flush=True)
-        if subprocess.run(line, env=environment, check=False, stdout=subprocess.DEVNULL).returncode:
-            raise SystemExit(f"error: {script} failed; see above. What is finished is not done again")
 
 
 # What is written: every section is lines of Markdown, none where its inputs are missing.
@@ -197,24 +150,20 @@ def curves(models: list[Entry], docs: Path) -> list[str]:
     ]
 
 
-def rows_of(study: Path, kind: str) -> list[dict[str, Any]]:
-    path = study / kind / "table.json"
-    return json.loads(path.read_text()) if path.is_file() else []
-
-
 def memory(study: Path, docs: Path) -> list[str]:
     rows = rows_of(study, "memory")
     if not rows:
         return []
     axes = new_axes(xlabel="memory (s)", ylabel="bits per sample")
     axes.plot([float(r["name"]) for r in rows], [r["bits_per_sample"] for r in rows], marker="o")
-    cells = [(r["name"], f"{r['bits_per_sample']:.4f}", f"{r['steps']:,}") for r in rows]
+    cells = [(r["name"], f"{r['bits_per_sample']:.4f}", f"{r['seconds'] / 60:.1f}") for r in rows]
     return [
         "## Memory",
         "",
-        f"Each trained with that memory, for {rows[0]['seconds'] / 60:.1f} minutes.",
+        f"Each trained with that memory in every layer, {rows[0]['steps']:,} steps of equal samples; frames "
+        f"of {MEMORY_FRAME} samples, so that the longest can be trained.",
         "",
-        *table(("memory (s)", "bits per sample", "steps"), *cells),
+        *table(("memory (s)", "bits per sample", "minutes"), *cells),
         saved(axes, docs, "memory", "bits per sample against the length of memory"),
     ]
 
@@ -223,49 +172,87 @@ def ablation(study: Path) -> list[str]:
     rows = rows_of(study, "ablation")
     if not rows:
         return []
-    text = (study / "ablation" / "table.md").read_text().splitlines()
-    return ["## Part by part", "", f"{rows[0]['seconds'] / 60:.1f} minutes each.", "", *text, ""]
-
-
-def free_running(study: Path, shards: Shards | None, docs: Path) -> list[str]:
-    folder = study / "free"
-    if not (folder / "results.json").is_file():
-        return []
-    results = json.loads((folder / "results.json").read_text())
-    settings = results["settings"]
-    limits, statistics, _ = (folder / "report.md").read_text().split("\n\n", 2)
-    lines = [
-        "## Free-running",
+    again = rows_of(study, "ablation_seed_1")
+    first, second = ({r["name"]: r["bits_per_sample"] for r in seed} for seed in (rows, again))
+    cells = [("variant", "bits per sample", "against the first", "with seed 1", "parameters", "steps")]
+    for r in rows:
+        name = r["name"]
+        off = f"{first[name] - rows[0]['bits_per_sample']:+.4f}"
+        off_again = f"{second[name] - again[0]['bits_per_sample']:+.4f}" if name in second else "-"
+        sizes = f"{r['parameters'] / 1e6:.2f} M", f"{r['steps']:,}"
+        cells.append((name, f"{r['bits_per_sample']:.4f}", off, off_again, *sizes))
+    return [
+        "## Part by part",
         "",
-        f"{settings['prompts']} prompts of {settings['prompt_seconds']:g} s from the {settings['split']} "
-        f"split, each continued by {settings['seconds']:g} s; temperature {settings['temperature']:g}, "
-        f"seed {settings['seed']}.",
+        f"Trained at equal cost: {rows[0]['steps']:,} steps of the first, as many of the others as take as "
+        f"long. What came within {CLOSE_BITS} bits of the first was trained again, both with another seed.",
         "",
-        *(line for part in (limits, statistics) for line in (*part.splitlines(), "")),
+        *table(*cells),
     ]
-    for name, what in (
-        ("spectrograms", "real speech, then prompts and continuations"),
-        ("minutes", "the long run"),
-    ):
-        if (folder / f"{name}.png").is_file():
-            lines.append(picture(Image.open(folder / f"{name}.png"), docs, f"free_{name}", what))
-    if shards is not None:
-        lines += against_truth(folder, shards, settings, docs)
-    return lines
 
 
-def against_truth(folder: Path, shards: Shards, settings: dict[str, Any], docs: Path) -> list[str]:
+def free_running(given: argparse.Namespace, shards: Shards | None) -> list[str]:
+    """Of the weights that the run has now; results of others are left out."""
+    free, hour = (
+        (given.study / kind, heard(given.study / kind, heard_run(given))) for kind in ("free", "hour")
+    )
+    lines: list[str] = []
+    for folder, results in (free, hour):
+        if results is None and (folder / "results.json").is_file():
+            print(f"{folder} is not of the weights of {heard_run(given)}: left out", file=sys.stderr)
+    if (results := free[1]) is not None:
+        lines += [
+            sampled(results),
+            "",
+            *verdict_table(results["verdicts"]),
+            "",
+            *statistics_table(results),
+            "",
+        ]
+        lines += found_picture(
+            free[0] / "spectrograms.png", given.docs, "real speech, then prompts and how they go on"
+        )
+        if shards is not None:
+            lines += against_truth(free[0], results, shards, given.docs)
+    if (results := hour[1]) is not None:
+        first, last = results["minutes"][0], results["minutes"][-1]
+        lines += [
+            f"{sampled(results)} The first minute took {first['real_time_factor']:.3f} of its time, the last "
+            f"{last['real_time_factor']:.3f}; the state had {first['state_bytes']:,} bytes, then "
+            f"{last['state_bytes']:,}, the process at most {last['peak_memory_bytes'] / 1e6:,.0f} MB.",
+            "",
+            *verdict_table(results["verdicts"]),
+            "",
+        ]
+        lines += found_picture(hour[0] / "minutes.png", given.docs, "the long run, minute by minute")
+    return ["## Free-running", "", *lines] if lines else []
+
+
+def sampled(results: dict[str, Any]) -> str:
+    """What was continued, and how samples were drawn."""
+    s = results["settings"]
+    drawn = ("temperature", "top_k", "top_p", "tails", "weights", "seed")
+    how = ", ".join(f"{name} {s[name]}" for name in drawn if s[name] is not None)
+    passed = f" (the first {s['first']} in their order are passed over)" if s["first"] else ""
+    return (
+        f"{s['prompts']} prompt(s) of {s['prompt_seconds']:g} s from the {s['split']} split{passed}, each "
+        f"continued by {s['seconds']:g} s; {how}; backend {results['backend']}."
+    )
+
+
+def against_truth(folder: Path, results: dict[str, Any], shards: Shards, docs: Path) -> list[str]:
     """Pictures of how documents really go on beside how the model does."""
     documents = {document.id: document for document in shards.documents}
-    found = [path for path in sorted(folder.glob("*.flac")) if path.stem in documents][:3]
     sounds: dict[str, np.ndarray] = {}
-    for path in found:
-        truth = mulaw_decode(shards.symbols(documents[path.stem]).reshape(-1))
-        continued, _ = soundfile.read(path, dtype="float32", stop=len(truth))
-        sounds |= {f"{path.stem}: truth": truth, f"{path.stem}: continued": continued}
+    for name in list(dict.fromkeys(excerpt["prompt"] for excerpt in results["excerpts"]))[:3]:
+        path = folder / f"{name}.flac"
+        if name in documents and path.is_file():
+            truth = mulaw_decode(shards.symbols(documents[name]).reshape(-1))
+            continued, _ = soundfile.read(path, dtype="float32", stop=len(truth))
+            sounds |= {f"{name}: truth": truth, f"{name}: continued": continued}
     if not sounds:
         return []
-    ends = dict.fromkeys(sounds, settings["prompt_seconds"])
+    ends = dict.fromkeys(sounds, results["settings"]["prompt_seconds"])
     figure = plot_spectrograms(sounds, shards.spec.sample_rate_hz, boundaries_s=ends, columns=2)
     what = "left: how the recordings go on; right: how the model does. Line: end of the prompt"
     return [picture(drawn(figure), docs, "truth", what)]
@@ -293,6 +280,10 @@ def saved(axes: Axes, docs: Path, name: str, what: str) -> str:
     return picture(drawn(figure), docs, name, what)
 
 
+def found_picture(path: Path, docs: Path, what: str) -> list[str]:
+    return [picture(Image.open(path), docs, f"free_{path.stem}", what)] if path.is_file() else []
+
+
 def picture(image: Image.Image, docs: Path, name: str, what: str) -> str:
     """Writes raw_audio_NAME.png, in 64 colours and small enough for a repository; its line of Markdown."""
     path = docs / f"raw_audio_{name}.png"
@@ -308,7 +299,7 @@ def write(given: argparse.Namespace) -> Path:
     """Writes the report; its path. Raises DataError where nothing was measured."""
     study, docs = given.study, given.docs
     folders = {TITLES[name]: study / "peers" / name for name in PEERS}
-    folders |= {name: folder_of(name, study) for name in MODELS}
+    folders |= {name: folder_of(name, study) for name in (MODEL, f"{MODEL}, P 1")}
     equal, more = entries(folders), entries(dict(given.runs))
     shards = Shards.open(given.data) if (given.data / "index.json").is_file() else None
     docs.mkdir(parents=True, exist_ok=True)
@@ -318,7 +309,7 @@ def write(given: argparse.Namespace) -> Path:
         *curves([*equal, *more], docs),
         *memory(study, docs),
         *ablation(study),
-        *free_running(study, shards, docs),
+        *free_running(given, shards),
     ]
     if not sections:
         raise DataError(f"nothing was measured in {study}; measure with --run, or name runs as NAME=FOLDER")
@@ -349,7 +340,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--run", action="store_true", help="measure what is missing first")
     parser.add_argument("--config", default="configs/audio/kathleen_mulaw.yaml", help="of this model")
     parser.add_argument("--model", type=Path, help="run that free-running judges; default: this model's")
-    parser.add_argument("--minutes", type=float, default=8.0, help="training of each")
+    parser.add_argument("--minutes", type=float, default=8.0, help="training of peers and model")
+    parser.add_argument("--steps", type=int, default=1000, help="of memory study, and ablation's first")
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args(arguments)
     try:

@@ -13,7 +13,17 @@ from numpy.typing import NDArray
 
 from tests.helpers import speech_like
 from txl_audio.codecs.mulaw import mulaw_decode
-from txl_audio.listening import BAND_EDGES_HZ, FLOOR_DBFS, Sound, compare, describe, pooled, voiced_frames
+from txl_audio.listening import (
+    BAND_EDGES_HZ,
+    FLOOR_DBFS,
+    Sound,
+    Verdict,
+    compare,
+    describe,
+    pooled,
+    verdict_table,
+    voiced_frames,
+)
 from txl_audio.tokens import DataError
 
 RATE_HZ = 16_000
@@ -220,3 +230,13 @@ def test_what_is_no_sound(pcm: NDArray[Any], match: str) -> None:
 def test_nothing_to_compare() -> None:
     with pytest.raises(DataError, match="at least one"):
         compare([], REAL)
+
+
+def test_verdicts_as_a_table() -> None:
+    level = Verdict("level", 1.5, 7.0, bound=6.0, below=True, in_every=False, kept_by=3, excerpts=4)
+    hum = Verdict("hum", 4.5, 3.0, bound=4.0, below=False, in_every=True, kept_by=3, excerpts=4)
+    _, _, *rows = verdict_table([level.to_json(), hum.to_json()])
+    assert rows == [
+        "| level | 1.5 | 7 | under 6 | 3 of 4 | yes |",
+        "| hum | 4.5 | 3 | over 4 in every one | 3 of 4 | no |",
+    ]

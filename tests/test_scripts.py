@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.util
 import json
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import soundfile
 import torch
@@ -19,12 +21,14 @@ from tests.e2e.harness import TINY, text_run
 from tests.e2e.harness import run as txl_audio
 from tests.helpers import speech_like
 from txl_audio import recipe
-from txl_audio.codecs.mulaw import MuLawCodec, mulaw_encode
+from txl_audio.codecs.mulaw import MuLawCodec, mulaw_decode, mulaw_encode
+from txl_audio.codecs.predictors import PredictorsConfig
 from txl_audio.config import load
 from txl_audio.data.shards import Shards, ShardWriter
 from txl_audio.tokens import CheckpointError, DataError, SpecError
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
+sys.path.append(str(SCRIPTS))  # scripts import their neighbours
 
 
 def script(name: str) -> ModuleType:
@@ -74,6 +78,8 @@ def test_compare_trains_each_variant_once(config: Path, tmp_path: Path, capsys: 
     compare.main([*words[:-1], f"high rate={config} train.lr=0.05"])
     assert (out / "plain" / "model.safetensors").stat().st_mtime_ns == trained["plain"]
     assert (out / "high_rate" / "model.safetensors").stat().st_mtime_ns > trained["high_rate"]
+    compare.main([str(out), "--equal-steps", "2", words[3]])
+    assert json.loads((out / "table.json").read_text())[0]["steps"] == 2
 
 
 def test_compare_refuses_what_it_cannot_tell_apart(tmp_path: Path, capsys: Any) -> None:
@@ -139,6 +145,42 @@ def test_free_running_compares_with_real_speech(speech: tuple[Path, Path], tmp_p
     assert (out / "report.md").read_text().count("| doc") == 3
     for picture in ("spectrograms.png", "minutes.png"):
         assert (out / picture).stat().st_size > 1000
+
+
+# The results say whose they are.
+def test_free_running_names_weights_and_what_was_asked(speech: tuple[Path, Path], tmp_path: Path) -> None:
+    results = free_running(speech, tmp_path, "--prompts", "1", "--no-audio")
+    weights = (speech[0] / "model.safetensors").read_bytes()
+    assert results["weights_sha256"] == hashlib.sha256(weights).hexdigest()
+    assert results["arguments"][0] == str(speech[0]) and results["arguments"][-1] == "--no-audio"
+
+
+def test_linear_predictors_continue_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, stage = script("linear_speech"), PredictorsConfig(peak_decay=0.999).build(MuLawCodec().levels)
+    monkeypatch.setattr(module, "TELL_EVERY_S", 0.0)
+    prompts, samples = np.stack([mulaw_encode(speech_like(0.2, seed)) for seed in range(2)]), 300
+    told: list[str] = []
+    pcm = module.linear_continuations(stage, prompts, samples, seed=3, tell=told.append)
+    assert len(told) == 2
+
+    def after(symbol: int, state: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
+        side, state = stage.observe(torch.tensor([[symbol]]), state)
+        return side[0].numpy(), state
+
+    half, levels = prompts.shape[1] // 2, mulaw_decode(np.arange(256))
+    drawn = np.random.default_rng(3).integers(half, size=(2, samples))
+    for prompt, own, continued in zip(prompts, drawn, pcm, strict=True):
+        state, residuals = stage.initial_state(1), []
+        side, state = after(256, state)
+        for symbol in prompt:
+            residuals.append((levels[symbol] - side[0]) / side[1])
+            side, state = after(int(symbol), state)
+        for at in range(samples):
+            sample = side[:1] + side[1] * residuals[half + own[at]]
+            symbol = mulaw_encode(sample.clip(-1, 1))[0]
+            assert continued[at] == levels[symbol]
+            side, state = after(int(symbol), state)
+        assert continued.std() > 1e-4
 
 
 def test_free_running_passes_over_the_prompts_of_tuning(speech: tuple[Path, Path], tmp_path: Path) -> None:
@@ -223,7 +265,7 @@ def test_what_cannot_be_shipped(
     run, ship = speech[0], script("ship_model")
     target, heard = tmp_path / "new", tmp_path / "results.json"
     heard.write_text(json.dumps({"settings": {"run": "another"}, "verdicts": []}))
-    with pytest.raises(DataError, match="is about the run another, expected"):
+    with pytest.raises(DataError, match="is about other weights .of another. than"):
         ship.ship(run, target, results=heard)
     with pytest.raises(SpecError, match="writes text symbols, expected an audio model"):
         ship.ship(text_run(tmp_path / "text"), target)

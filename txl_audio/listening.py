@@ -218,7 +218,7 @@ def verdict_table(verdicts: Iterable[Mapping[str, Any]]) -> list[str]:
     lines = ["| limit | all together | worst | allowed | kept by | holds |", "|---|---|---|---|---|---|"]
     for v in verdicts:
         allowed = f"{'under' if v['below'] else 'over'} {v['bound']:.3g}{' in every one' * v['in_every']}"
-        kept, holds = f"{v['kept_by']} of {v['excerpts']}", "yes" if v["holds"] else "NO"
+        kept, holds = f"{v['kept_by']} of {v['excerpts']}", "yes" if v["holds"] else "no"
         lines.append(f"| {v['limit']} | {v['value']:.3g} | {v['worst']:.3g} | {allowed} | {kept} | {holds} |")
     return lines
 

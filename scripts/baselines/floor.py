@@ -69,13 +69,14 @@ def score(shards: Shards, split: str) -> dict[str, float | int]:
     codec, begun = MuLawCodec(), time.perf_counter()
     levels = codec.levels.double().numpy()
     edges = np.concatenate([[-np.inf], codec.edges.numpy(), [np.inf]])
-    settings = PredictorsConfig()
-    stage = settings.model_copy(update={"filters": settings.filters[:2]}).build(codec.levels)
+    # Nothing is sampled, so nothing need be stable: whole bandwidth, no limit that decays.
+    filters = PredictorsConfig().filters[:2]
+    stage = PredictorsConfig(filters=filters, expansion=1, peak_decay=1).build(codec.levels)
     documents, total, count = SplitDocuments(shards, split), 0.0, 0
     for index in range(len(documents)):
         codes = documents[index]
         inputs, targets = (torch.from_numpy(part)[None] for part in document_frames(codes, shards.spec))
-        side, _ = stage.run(inputs, targets, stage.initial_state(1), None)
+        side, _ = stage.run(inputs, targets, stage.initial_state(1))
         centres = side[0, :, 0, 0].double().numpy()
         total += float(mixture_nats(codes, levels, edges, centres).sum())
         count += len(codes)
@@ -88,7 +89,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("--data", type=Path, required=True, help="shards made by `txl-audio prepare`")
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    given = parser.parse_args(words)
     torch.set_num_threads(1)
     try:
         result = score(Shards.open(given.data), "val")
@@ -96,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     given.out.mkdir(parents=True, exist_ok=True)
-    result = {"name": "floor", "parameters": 0, "samples": 0, **result}
+    result = {"arguments": words, "name": "floor", "parameters": 0, "samples": 0, **result}
     (given.out / "result.json").write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
     return 0

@@ -6,6 +6,7 @@ Every peer sees mu-law codes through an embedding, predicts each by a softmax ov
 AdamW, a warm-up and a cosine over the budget; the time of validations does not count. Where a peer has a
 state, documents run through it from segment to segment (truncated backpropagation) and begin with none.
 Every validation sample is scored once. OUT gets metrics.jsonl, like a run folder's, and result.json.
+The peer x-transformers needs the package of that name: pip install -e '.[baselines]'
 """
 
 from __future__ import annotations
@@ -190,12 +191,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lr", type=float, help="peak rate; default: the peer's own")
     parser.add_argument("--precision", choices=("auto", "float32", "bfloat16"), default="auto")
-    given = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    given = parser.parse_args(words)
     torch.set_num_threads(given.threads)
     runtime.keep_freed_memory()
     runtime.seed_everything(given.seed)
     try:
-        result = train(PEERS[given.peer](), Shards.open(given.data), given, Log(given.out))
+        result = {"arguments": words} | train(
+            PEERS[given.peer](), Shards.open(given.data), given, Log(given.out)
+        )
     except TxlError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -21,7 +21,7 @@ class XTransformersXL(Peer):
         except ImportError as error:
             raise ConfigError(
                 f"the peer x-transformers needs the package of that name ({error}); "
-                "`pip install x-transformers`, or leave this peer out"
+                "`pip install -e '.[baselines]'`, or leave this peer out"
             ) from error
         self.width, self.depth, self.memory = width, layers, memory
         self.network = TransformerWrapper(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,6 +124,13 @@ def test_all_models_share_one_compilation() -> None:
     for model in (text_model(), wave_model("p1-softmax"), wave_model("staged-p4", norm="pre")):
         Sampler(model, lanes=2, prompt=torch.zeros(2, 4, dtype=torch.int64))
     assert len(compiled._run.signatures) <= len(("float32", "int8"))
+
+
+def test_the_compilation_is_kept_on_disk() -> None:
+    """Else every process would compile for half a minute before its first sample."""
+    Sampler(text_model(), prompt=torch.zeros(1, 1, dtype=torch.int64))
+    folder, name = Path(compiled._run.stats.cache_path), compiled._run.__qualname__
+    assert any(name.rpartition(".")[2] in file.name and file.suffix == ".nbi" for file in folder.iterdir())
 
 
 def test_what_is_not_compiled_is_sampled_by_torch() -> None:

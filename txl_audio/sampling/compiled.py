@@ -5,9 +5,8 @@ Shapes: B lanes, K symbols per frame, D model width, H heads, L layers, C ring s
 
 from __future__ import annotations
 
-import threading
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
@@ -61,7 +60,6 @@ class Compiled:
             reading it takes about as long as reading the weights.
         weights: int8 rounds the large matrices, each output by its own scale; those at the end of a frame
             head, on which predictions depend most, stay float32.
-        tell: is told of a compilation, which happens once per machine and takes half a minute.
     """
 
     def __init__(
@@ -70,7 +68,6 @@ class Compiled:
         state: SequenceDecodeState,
         *,
         weights: Weights = "float32",
-        tell: Callable[[str], object] = lambda _: None,
     ) -> None:
         assert unsupported(model, weights) is None
         self._vocabulary, self._places = model.spec.vocab_size, model.spec.symbols_per_frame
@@ -87,13 +84,8 @@ class Compiled:
         lanes = len(state.recent)
         none = torch.empty(lanes, 0, dtype=torch.int64)
         uniforms = torch.empty(lanes, 0, self._places, dtype=torch.float64)
-        # Loading what is compiled already takes a fraction of that.
-        notice = threading.Timer(1.0, tell, ("compiling the sampler, once per machine",))
-        notice.start()
-        try:
-            self.run(state, none.new_zeros(lanes, self._places), none, uniforms, Filters())
-        finally:
-            notice.cancel()
+        # No frames: it only compiles, or loads what was, which takes a fraction of a second.
+        self.run(state, none.new_zeros(lanes, self._places), none, uniforms, Filters())
 
     def run(
         self, state: SequenceDecodeState, frame: Tensor, known: Tensor, uniforms: Tensor, filters: Filters

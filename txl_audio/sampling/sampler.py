@@ -6,7 +6,9 @@ Shapes: B lanes, K symbols per frame, N samples.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -108,12 +110,13 @@ class Sampler:
         # Whole segments at once, the rest frame by frame; the newest frame waits for the first step.
         length = model.core.config.segment_len
         at = (line.size(1) - 1) // length * length
-        self.state = self._after(line[:, : at + 1])
-        self._stepper: Stepper = (
-            Stepwise(model)
-            if self.backend.startswith("torch")
-            else Compiled(model, self.state, weights=weights, tell=tell)
-        )
+        with _notice(tell):
+            self.state = self._after(line[:, : at + 1])
+            self._stepper: Stepper = (
+                Stepwise(model)
+                if self.backend.startswith("torch")
+                else Compiled(model, self.state, weights=weights)
+            )
         self._frame = line[:, at]
         if rest := line.size(1) - 1 - at:
             unused = torch.zeros(lanes, rest, spec.symbols_per_frame, dtype=torch.float64)
@@ -169,3 +172,14 @@ class Sampler:
             wanted = chunk_samples
             if pcm.size(1):
                 yield pcm
+
+
+@contextmanager
+def _notice(tell: Callable[[str], object]) -> Iterator[None]:
+    """Says so where what is done takes long."""
+    timer = threading.Timer(2.0, tell, ("preparing the sampler; its first use on a machine compiles it",))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
