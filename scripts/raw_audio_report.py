@@ -30,6 +30,7 @@ from raw_audio_study import (
     CLOSE_BITS,
     MEMORY_FRAME,
     MODEL,
+    ONE_SAMPLE,
     PEERS,
     folder_of,
     heard,
@@ -299,7 +300,7 @@ def write(given: argparse.Namespace) -> Path:
     """Writes the report; its path. Raises DataError where nothing was measured."""
     study, docs = given.study, given.docs
     folders = {TITLES[name]: study / "peers" / name for name in PEERS}
-    folders |= {name: folder_of(name, study) for name in (MODEL, f"{MODEL}, P 1")}
+    folders |= {name: folder_of(name, study) for name in (MODEL, ONE_SAMPLE)}
     equal, more = entries(folders), entries(dict(given.runs))
     shards = Shards.open(given.data) if (given.data / "index.json").is_file() else None
     docs.mkdir(parents=True, exist_ok=True)

@@ -32,6 +32,7 @@ from txl_audio.tokens import CheckpointError, ConfigError
 SCRIPTS = Path(__file__).parent
 PEERS = ("floor", "lstm", "wavenet", "samplernn", "sashimi", "megabyte", "x-transformers")
 MODEL = "this model"
+ONE_SAMPLE = f"{MODEL}, P 1"
 MEMORIES_S = (0, 0.25, 0.5, 1, 2)
 SIZES = {16: (256, 4, 64), 8: (192, 4, 128), 4: (128, 2, 128), 2: (96, 2, 256)}
 """By samples per frame: width and heads of the core, frames of memory, which a segment has too."""
@@ -48,7 +49,7 @@ def models(config: RunConfig) -> dict[str, str]:
     """Overrides by name: the model, and with frames of one sample; memory and segment are as many samples."""
     places, core = config.model.symbols_per_frame, config.model.core
     lengths = f"model.core.mem_len={core.mem_len * places} model.core.segment_len={core.segment_len * places}"
-    return {MODEL: "", f"{MODEL}, P 1": f"model.symbols_per_frame=1 {lengths}"}
+    return {MODEL: "", ONE_SAMPLE: f"model.symbols_per_frame=1 {lengths}"}
 
 
 def sized(config: RunConfig, places: int, *, mem_len: int, segment_len: int) -> str:
