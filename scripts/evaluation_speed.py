@@ -72,8 +72,8 @@ def vanilla_s(
     def step() -> None:
         with runtime.autocast(torch.device("cpu"), given.precision):
             inputs, targets = symbols[:, :-1], symbols[:, 1:]
-            hidden, history, *_ = model.encode(inputs, targets, model.initial_state(batch))
-            model.head.nll(hidden[:, -1:], history[:, -1:], symbols[:, -1:])
+            hidden, context, _ = model.encode(inputs, targets, model.initial_state(batch))
+            model.head.nll(hidden[:, -1:], context.last(1), symbols[:, -1:])
 
     return median_s(step, given.windows) / batch
 

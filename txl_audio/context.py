@@ -112,14 +112,14 @@ def losses_at(model: SequenceModel, sampled: Sampled, context: int, *, lanes: in
         inputs = inputs[:, inputs.size(1) - seen :].to(device)
         targets = torch.cat([inputs[:, 1:], targets[:, None].to(device)], dim=1)
         state = model.projected(model.initial_state(len(inputs)))
-        hidden, history, side = torch.empty(0), torch.empty(0), None
         # A short segment first, so that the last frame stands at the end of a whole one and sees most.
         first = seen % core.segment_len or core.segment_len
+        nats = torch.empty(0)
         for end in range(first, seen + 1, core.segment_len):
             part = slice(max(0, end - core.segment_len), end)
-            hidden, history, side, state = model.encode(inputs[:, part], targets[:, part], state)
-        last = None if side is None else side[:, -1:]
-        nats = model.head.nll(hidden[:, -1:], history[:, -1:], targets[:, -1:], last)
+            hidden, context, state = model.encode(inputs[:, part], targets[:, part], state)
+            if end == seen:
+                nats = model.head.nll(hidden[:, -1:], context.last(1), targets[:, -1:])
         out.append(nats.sum(dim=(1, 2)).cpu())
     return torch.cat(out).numpy()
 

@@ -232,8 +232,8 @@ def window_nats(
         recent = before[begin[:, None] * places + torch.arange(kept)].to(device)
         state = SequenceState(model.core.first_memory(len(begin)), recent)
         with runtime.autocast(device, precision):
-            hidden, history, *_ = model.encode(inputs[at].to(device), targets[at].to(device), state)
-            nats = model.head.nll(hidden[:, -new:], history[:, -new:], wanted.to(device))
+            hidden, context, _ = model.encode(inputs[at].to(device), targets[at].to(device), state)
+            nats = model.head.nll(hidden[:, -new:], context.last(new), wanted.to(device))
         yield nats.cpu(), wanted
 
 

@@ -16,6 +16,7 @@ from txl_audio.model.adaptive import (
     AdaptiveHead,
     AdaptiveHeadConfig,
 )
+from txl_audio.model.contracts import Context
 from txl_audio.model.embeddings import SymbolEmbeddingConfig
 from txl_audio.model.sequence import SequenceModel
 from txl_audio.tokens import IGNORE, ConfigError, TokenSpec
@@ -51,7 +52,8 @@ def parts(layout: str, spec: TokenSpec = WORDS) -> tuple[AdaptiveEmbedding, Adap
 
 def nll(head: AdaptiveHead, hidden: Tensor, targets: Tensor) -> Tensor:
     """hidden [N, D], targets [N] -> [N]."""
-    return head.nll(hidden[None], targets.new_zeros(1, len(targets), 0), targets[None, :, None])[0, :, 0]
+    line = targets[None, :, None]
+    return head.nll(hidden[None], Context(targets.new_zeros(1, len(targets), 0), line), line)[0, :, 0]
 
 
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)

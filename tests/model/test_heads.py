@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.tiny import STREAMS, TEXT, text_model, wave_model
 from txl_audio.codecs.mulaw import MuLawCodec
-from txl_audio.model.contracts import Waveform
+from txl_audio.model.contracts import Context, Waveform
 from txl_audio.model.embeddings import SampleEmbeddingConfig, SampleFeatures, SymbolEmbeddingConfig
 from txl_audio.model.heads import UNIFORM_SHARE, FrameHeadConfig, SoftmaxHeadConfig, mixture_log_mass
 from txl_audio.model.sequence import SequenceModel
@@ -63,7 +63,7 @@ def test_nats_are_gathered_log_probs(stream: str) -> None:
     history = torch.randint(vocab_size, (2, 3, model.history))
     targets = torch.randint(vocab_size, (2, 3, places))
     side = side_of(model, 2, 3, places)
-    nats = model.head.nll(hidden, history, targets, side)
+    nats = model.head.nll(hidden, Context(history, targets, side), targets)
     for place in range(places):
         line = torch.cat([history, targets[..., :place]], dim=-1).flatten(0, 1)
         window = line[:, line.size(1) - model.head.history :]
@@ -80,7 +80,8 @@ def test_what_is_ignored_has_no_nats_and_no_gradient(stream: str) -> None:
     history = torch.randint(model.spec.vocab_size, (1, 3, model.history))
     targets = torch.randint(model.spec.vocab_size, (1, 3, model.spec.symbols_per_frame))
     targets[:, 1] = IGNORE
-    nats = model.head.nll(hidden, history, targets, side_of(model, 1, 3, model.spec.symbols_per_frame))
+    side = side_of(model, 1, 3, model.spec.symbols_per_frame)
+    nats = model.head.nll(hidden, Context(history, targets, side), targets)
     nats.sum().backward()
     assert not nats[:, 1].any() and (nats[:, [0, 2]] > 0).all()
     assert hidden.grad is not None
@@ -97,7 +98,8 @@ def test_gradients_are_finite_at_the_edges(stream: str, code: int, size: float) 
         hidden = (size * torch.randn(2, 1, 12)).requires_grad_()
         history = torch.full((2, 1, model.history), before)
         targets = torch.full((2, 1, model.spec.symbols_per_frame), code)
-        nats = model.head.nll(hidden, history, targets, side_of(model, *targets.shape))
+        context = Context(history, targets, side_of(model, *targets.shape))
+        nats = model.head.nll(hidden, context, targets)
         model.zero_grad()
         nats.sum().backward()
         assert torch.isfinite(nats).all()
@@ -131,7 +133,8 @@ def test_no_sample_costs_more_than_its_floor(stream: str) -> None:
     hidden = torch.zeros(1, 1, 12, requires_grad=True)
     history = torch.full((1, 1, model.history), 128)
     targets = torch.full((1, 1, model.spec.symbols_per_frame), 255)
-    nats = model.head.nll(hidden, history, targets, side_of(model, *targets.shape))
+    context = Context(history, targets, side_of(model, *targets.shape))
+    nats = model.head.nll(hidden, context, targets)
     assert nats.max() <= -math.log(UNIFORM_SHARE / 256) + 1e-4
     nats.sum().backward()
     assert hidden.grad is not None and hidden.grad.isfinite().all()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.tiny import STREAMS, TEXT, WINDOWS, audio_frames, lengths_of, run_nll, text_model, wave_model
+from txl_audio.model.contracts import Context
 from txl_audio.model.sequence import SequenceModel
 from txl_audio.tokens import IGNORE, TxlError
 
@@ -79,7 +80,7 @@ def test_a_place_does_not_depend_on_later_places(stream: str) -> None:
     frames = torch.randint(256, (6, 1, 1, 4))
     for place in range(4):
         frames[:, ..., :place] = frames[0, ..., :place]
-        expected = torch.stack([model.head.nll(hidden, history, f)[0, 0, :place] for f in frames])
+        expected = torch.stack([model.head.nll(hidden, Context(history, f), f)[0, 0, :place] for f in frames])
         assert (expected == expected[0]).all()
         frames = torch.randint(256, (6, 1, 1, 4))
 

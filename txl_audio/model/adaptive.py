@@ -20,7 +20,7 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from txl_audio.config import Config
-from txl_audio.model.contracts import Embedding, Head, Waveform
+from txl_audio.model.contracts import Context, Embedding, Head, Waveform
 from txl_audio.tokens import IGNORE, ConfigError, TokenSpec
 
 
@@ -180,14 +180,7 @@ class AdaptiveHead(Head):
             weight, bias = torch.cat([weight, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
         return F.linear(hidden, weight).float() + bias
 
-    def nll(
-        self,
-        hidden: Tensor,
-        history: Tensor,
-        targets: Tensor,
-        side: Tensor | None = None,
-        heard: Tensor | None = None,
-    ) -> Tensor:
+    def nll(self, hidden: Tensor, context: Context, targets: Tensor) -> Tensor:
         flat, line = hidden.flatten(0, -2), targets.flatten()
         # IGNORE lies below every bound, so it falls into cluster 0 and stays what it is.
         cluster = torch.bucketize(line, self.cutoffs, right=True)

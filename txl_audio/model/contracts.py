@@ -6,7 +6,7 @@ Shapes: B lanes, T frames, K symbols per frame, V vocabulary, D model width, W h
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -55,6 +55,24 @@ class Waveform:
     stage: SideStage | None = None
 
 
+class Context(NamedTuple):
+    """What the symbols of frames may depend on beside the core's output.
+
+    history [B, T, W]: symbols before each frame. frame [B, T, K]: the frame itself, of which a place sees
+    the symbols before it; it is what is scored, unless it was disturbed. side [B, T, K, S]: what the stage
+    gives for each symbol, where the stream has one.
+    """
+
+    history: Tensor
+    frame: Tensor
+    side: Tensor | None = None
+
+    def last(self, frames: int) -> Context:
+        """Of the newest `frames`."""
+        side = None if self.side is None else self.side[:, -frames:]
+        return Context(self.history[:, -frames:], self.frame[:, -frames:], side)
+
+
 class Embedding(nn.Module):
     """The contract: `history` symbols up to and including the newest input frame -> [B, T, D].
 
@@ -79,19 +97,10 @@ class Head(nn.Module):
     history: int = 0
     inner: tuple[str, ...] = ()
 
-    def nll(
-        self,
-        hidden: Tensor,
-        history: Tensor,
-        targets: Tensor,
-        side: Tensor | None = None,
-        heard: Tensor | None = None,
-    ) -> Tensor:
+    def nll(self, hidden: Tensor, context: Context, targets: Tensor) -> Tensor:
         """Nats of every symbol, float32 [B, T, K], 0 where a target is IGNORE.
 
-        hidden [B, T, D]; history [B, T, W] symbols before each frame; targets [B, T, K]; side [B, T, K, S]:
-        what the stage gives for each target, where the stream has one; heard [B, T, K]: what later places of
-        a frame see instead of the targets.
+        hidden [B, T, D]; context of the same frames; targets [B, T, K].
         """
         raise NotImplementedError
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from txl_audio.config import Config
 from txl_audio.model.adaptive import AdaptiveHeadConfig
-from txl_audio.model.contracts import Embedding, Head, Waveform
+from txl_audio.model.contracts import Context, Embedding, Head, Waveform
 from txl_audio.model.embeddings import SymbolEmbedding, View, sample_features
 from txl_audio.tokens import IGNORE, ConfigError, TokenSpec
 
@@ -67,14 +67,7 @@ class SoftmaxHead(Head):
             hidden = self.projection(hidden)
         return F.linear(hidden, self.vectors).float() + self.bias
 
-    def nll(
-        self,
-        hidden: Tensor,
-        history: Tensor,
-        targets: Tensor,
-        side: Tensor | None = None,
-        heard: Tensor | None = None,
-    ) -> Tensor:
+    def nll(self, hidden: Tensor, context: Context, targets: Tensor) -> Tensor:
         logits = self.logits(hidden)
         nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="none")
         return nats.view_as(targets)
@@ -195,19 +188,12 @@ class FrameHead(Head):
         out = F.linear(hidden, rows)
         return out.reshape(*out.shape[:-1], -1, width)
 
-    def nll(
-        self,
-        hidden: Tensor,
-        history: Tensor,
-        targets: Tensor,
-        side: Tensor | None = None,
-        heard: Tensor | None = None,
-    ) -> Tensor:
+    def nll(self, hidden: Tensor, context: Context, targets: Tensor) -> Tensor:
         known = targets.clamp(min=0)
         # Place p of a frame sees the history and the p samples before it in its own frame.
-        own = known if heard is None else heard.clamp(min=0)
-        line = torch.cat([history[..., -self.history :], own[..., :-1]], dim=-1)
-        parameters = self.parameters_of(hidden, line.unfold(-1, self.history, 1), side)
+        own = context.frame[..., :-1].clamp(min=0)
+        line = torch.cat([context.history[..., -self.history :], own], dim=-1)
+        parameters = self.parameters_of(hidden, line.unfold(-1, self.history, 1), context.side)
         if self.predict is None:
             logits = parameters[0].flatten(0, -2)
             nats = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE, reduction="none")

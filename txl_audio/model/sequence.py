@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from txl_audio.model.contracts import Embedding, Head, SideStage
+from txl_audio.model.contracts import Context, Embedding, Head, SideStage
 from txl_audio.model.memory import AnyMemory, DecodeState, Memory
 from txl_audio.model.transformer import TransformerXL, Window, shallow_twin
 from txl_audio.tokens import TokenSpec, TxlError
@@ -124,8 +124,8 @@ class SequenceModel(nn.Module):
             raise TxlError(
                 f"targets {tuple(targets.shape)} differ in shape from inputs {tuple(inputs.shape)}"
             )
-        hidden, history, side, state = self.encode(inputs, targets, state, reset)
-        return self.head.nll(hidden, history, targets, side), state
+        hidden, context, state = self.encode(inputs, targets, state, reset)
+        return self.head.nll(hidden, context, targets), state
 
     def encode(
         self,
@@ -135,8 +135,8 @@ class SequenceModel(nn.Module):
         reset: Tensor | None = None,
         *,
         layer_outputs: list[Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor | None, SequenceState]:
-        """What the head needs: hidden [B, T, D], history [B, T, W], side [B, T, K, S]; and the next state.
+    ) -> tuple[Tensor, Context, SequenceState]:
+        """What the head needs of every frame: hidden [B, T, D] and its context; and the next state.
 
         `layer_outputs` gets what every layer of the core gives, [B, T, D] each.
         """
@@ -155,7 +155,7 @@ class SequenceModel(nn.Module):
         hidden, memory = self.core(x, state.memory, reset, layer_outputs=layer_outputs)
         # The newest history without its oldest frame is what the next segment starts from.
         recent = history[:, -1, self.spec.symbols_per_frame :]
-        return hidden, history, side, SequenceState(memory, recent, stage)
+        return hidden, Context(history, targets, side), SequenceState(memory, recent, stage)
 
     def loss(
         self, inputs: Tensor, targets: Tensor, state: SequenceState, reset: Tensor | None = None
@@ -180,14 +180,14 @@ class SequenceModel(nn.Module):
         """
         heard = targets if heard is None else heard
         outputs: list[Tensor] = []
-        hidden, history, side, state = self.encode(
+        hidden, context, state = self.encode(
             inputs, heard, state, reset, layer_outputs=outputs if layers else None
         )
-        loss = self.head.nll(hidden, history, targets, side, heard).sum()
+        loss = self.head.nll(hidden, context, targets).sum()
         auxiliary = loss.new_zeros(())
         for layer in layers:
             output = self.core.dropout(self.core.final_norm(outputs[layer]))
-            auxiliary = auxiliary + self.head.nll(output, history, targets, side, heard).sum()
+            auxiliary = auxiliary + self.head.nll(output, context, targets).sum()
         return loss, auxiliary, (targets >= 0).sum(), state
 
     def _histories(self, line: Tensor, frames: int, reset: Tensor | None) -> Tensor:
