@@ -117,9 +117,9 @@ def losses_at(model: SequenceModel, sampled: Sampled, context: int, *, lanes: in
         nats = torch.empty(0)
         for end in range(first, seen + 1, core.segment_len):
             part = slice(max(0, end - core.segment_len), end)
-            hidden, context, state = model.encode(inputs[:, part], targets[:, part], state)
+            hidden, window, state = model.encode(inputs[:, part], targets[:, part], state)
             if end == seen:
-                nats = model.head.nll(hidden[:, -1:], context.last(1), targets[:, -1:])
+                nats = model.head.nll(hidden[:, -1:], window.last(1), targets[:, -1:])
         out.append(nats.sum(dim=(1, 2)).cpu())
     return torch.cat(out).numpy()
 
