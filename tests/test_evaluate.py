@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tiny import NUMBERED, STREAMS, TEXT, text_model, wave_model
+from tests.tiny import CODE_STREAMS, NUMBERED, STREAMS, TEXT, stream_model, text_model, wave_model
 from txl_audio.dynamic import DynamicConfig
 from txl_audio.evaluate import (
     EvaluateConfig,
@@ -25,19 +25,15 @@ from txl_audio.model.sequence import SequenceModel
 from txl_audio.tokens import ConfigError, DataError
 
 
-def make(stream: str, **changes: object) -> SequenceModel:
-    return text_model(**changes) if stream == "text" else wave_model(stream, **changes)
-
-
 def documents_for(model: SequenceModel, lengths: tuple[int, ...] = (130, 7, 61, 2, 300)) -> list[np.ndarray]:
     rng = np.random.default_rng(1)
     return [rng.integers(0, model.spec.vocab_size, n).astype(np.uint8) for n in lengths]
 
 
 @pytest.mark.parametrize("window", ["sliding", "same_length"])
-@pytest.mark.parametrize("stream", [*STREAMS, "text"])
+@pytest.mark.parametrize("stream", [*STREAMS, *CODE_STREAMS, "text"])
 def test_lanes_and_order_change_nothing(stream: str, window: str) -> None:
-    model = make(stream, window=window)
+    model = stream_model(stream, window=window)
     documents = documents_for(model)
     alone = torch.cat([score_document(model, document) for document in documents])
     assert len(alone) == 500 - (5 if stream == "text" else 0)
@@ -204,7 +200,7 @@ def test_sliding_windows_over_frames_keep_the_symbols_before(stream: str) -> Non
 @pytest.mark.parametrize("stride", [1, 3])
 @pytest.mark.parametrize("stream", [*UNSTAGED, "text"])
 def test_scores_of_single_documents_and_streams_heed_the_stride(stream: str, stride: int) -> None:
-    model = make(stream, mem_len=0, window="segment")
+    model = stream_model(stream, mem_len=0, window="segment")
     documents = documents_for(model, (66, 3, 1))
     settings = EvaluateConfig(stride=stride)
     scores = [score_document(model, document, settings) for document in documents]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from txl_audio.codecs.mulaw import MuLawCodec
 from txl_audio.codecs.predictors import PredictorsConfig, RlsConfig
 from txl_audio.model.contracts import Waveform
+from txl_audio.model.depth import DepthHeadConfig
 from txl_audio.model.embeddings import SampleEmbeddingConfig, SymbolEmbeddingConfig
 from txl_audio.model.heads import FrameHead, FrameHeadConfig, SoftmaxHeadConfig
 from txl_audio.model.positions import AbsoluteConfig, AlRfouConfig, RelativeConfig, ShawConfig
@@ -67,6 +68,14 @@ STREAMS: dict[str, tuple[int, Any, Any]] = {
     ),
 }
 
+# Streams of a neural codec with 3 codes a frame: the head, and the delay.
+CODES = TokenSpec("codes", 7, 3, 50.0, 16_000, "test", "0")
+CODE_STREAMS = {
+    "codes-depth": (DepthHeadConfig(kind="depth", width=8), 0),
+    "codes-delay": (DepthHeadConfig(kind="depth", width=8, walk=False), 1),
+    "codes-both": (DepthHeadConfig(kind="depth", width=8, blocks=0), 2),
+}
+
 
 def core_config(**changes: Any) -> CoreConfig:
     sizes = {"n_layer": 2, "d_model": 12, "n_head": 2, "d_head": 5, "d_ff": 16, "mem_len": 6}
@@ -85,6 +94,24 @@ def text_model(spec: TokenSpec = TEXT, **changes: Any) -> SequenceModel:
         return SequenceModel(spec, embedding=embedding, core=config.build(), head=head)
 
     return randomised(build)
+
+
+def codes_model(stream: str = "codes-depth", **changes: Any) -> SequenceModel:
+    def build() -> SequenceModel:
+        (head_config, delay), config = CODE_STREAMS[stream], core_config(**changes)
+        spec = CODES.delayed(delay)
+        embedding = SymbolEmbeddingConfig().build(spec, config.d_model)
+        head = head_config.build(spec, config.d_model, embedding)
+        return SequenceModel(spec, embedding=embedding, core=config.build(), head=head)
+
+    return randomised(build)
+
+
+def stream_model(stream: str, **changes: Any) -> SequenceModel:
+    """A model of any stream by its name: `text`, of STREAMS, or of CODE_STREAMS."""
+    if stream == "text":
+        return text_model(**changes)
+    return codes_model(stream, **changes) if stream in CODE_STREAMS else wave_model(stream, **changes)
 
 
 def joint_model(**changes: Any) -> JointModel:

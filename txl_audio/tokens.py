@@ -61,6 +61,8 @@ class TokenSpec:
         settings_hash: hash of everything else that changes what a symbol means.
         stage: hash of what a model computes beside the symbols before any network runs (a codec's causal
             stage); empty in data and for models without.
+        delay_frames: how many steps later than the place before it a model reads each place of a frame
+            (MusicGen's delay pattern); 0 in data and where frames are read as they are.
     """
 
     modality: Modality
@@ -71,6 +73,7 @@ class TokenSpec:
     name: str
     settings_hash: str
     stage: str = ""
+    delay_frames: int = 0
 
     @property
     def start_symbol(self) -> int:
@@ -113,6 +116,20 @@ class TokenSpec:
         """The same symbols for a model with this stage."""
         return replace(self, stage=stage)
 
+    def delayed(self, delay_frames: int) -> TokenSpec:
+        """The same symbols for a model that reads them with this delay. Raises SpecError where they are no codes."""
+        if delay_frames and self.modality != "codes":
+            raise SpecError(
+                f"delay_frames is {delay_frames}, but only codes of a neural codec can be delayed; got "
+                f"{self.name} ({self.modality}); set it to 0"
+            )
+        return replace(self, delay_frames=delay_frames)
+
+    @property
+    def stored(self) -> TokenSpec:
+        """The same symbols as data and codecs hold them, without what a model does with them."""
+        return replace(self, stage="", delay_frames=0)
+
     def require(self, other: TokenSpec, *, here: str, there: str) -> None:
         """Raises SpecError naming both origins and the differing fields unless the specs agree."""
         mine, theirs = asdict(self), asdict(other)
@@ -134,7 +151,7 @@ class TokenSpec:
     def from_json(cls, value: Mapping[str, object], *, origin: str) -> TokenSpec:
         """Reads what `to_json` wrote. Raises SpecError naming `origin` and the fields that differ."""
         names = {f.name for f in fields(cls)}
-        if set(value) | {"stage"} != names:
+        if set(value) | {"stage", "delay_frames"} != names:
             raise SpecError(
                 f"{origin}: token spec has fields {sorted(value)}, expected {sorted(names)}; "
                 "it was written by another version, prepare it again"

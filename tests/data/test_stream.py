@@ -306,6 +306,32 @@ def test_frames_are_read_where_they_lie(symbols: int, spec: TokenSpec, at: int, 
     np.testing.assert_array_equal(part[1], targets[at : at + n])
 
 
+def codes(delay_frames: int) -> TokenSpec:
+    return TokenSpec("codes", V, 3, 50.0, 16_000, "test", "0", delay_frames=delay_frames)
+
+
+def test_delayed_frames_are_a_shifted_view() -> None:
+    """MusicGen's delay pattern by hand: row t holds code k of frame t - k."""
+    inputs, targets = document_frames(np.arange(6), codes(1))
+    assert targets.tolist() == [[0, IGNORE, IGNORE], [3, 1, IGNORE], [IGNORE, 4, 2], [IGNORE, IGNORE, 5]]
+    assert inputs.tolist() == [[V, V, V], [0, V, V], [3, 1, V], [V, 4, 2]]
+
+
+@given(frames=st.integers(0, 9), delay=st.integers(0, 3), at=st.integers(0, 20), n=st.integers(0, 20))
+def test_delayed_codes_are_all_there_once(frames: int, delay: int, at: int, n: int) -> None:
+    line, spec = np.arange(3 * frames, dtype=np.uint16), codes(delay)
+    inputs, targets = document_frames(line, spec)
+    assert len(targets) == (frames + 2 * delay if frames else 0)
+    undelayed = [targets[k * delay : k * delay + frames, k] for k in range(3)]
+    np.testing.assert_array_equal(np.stack(undelayed, axis=1).reshape(-1), line)
+    assert (targets == IGNORE).sum() == (6 * delay if frames else 0)
+    np.testing.assert_array_equal(inputs[1:], np.where(targets[:-1] == IGNORE, V, targets[:-1]))
+    at = min(at, len(targets))
+    n = min(n, len(targets) - at)
+    for whole, part in zip((inputs, targets), frames_at(line, spec, at, n), strict=True):
+        np.testing.assert_array_equal(part, whole[at : at + n])
+
+
 def test_large_vocabularies_keep_their_ids() -> None:
     spec = TokenSpec("codes", 2**15, 2, 50.0, 16_000, "test", "0")
     inputs, targets = document_frames(np.array([2**15 - 1, 0, 5, 6], dtype=np.uint16), spec)

@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.tiny import CORES, STREAMS, WINDOWS, audio_frames, core, lengths_of, run_core, run_nll, wave_model
+from tests.tiny import (
+    CODE_STREAMS,
+    CORES,
+    STREAMS,
+    WINDOWS,
+    audio_frames,
+    core,
+    lengths_of,
+    run_core,
+    run_nll,
+    stream_model,
+    wave_model,
+)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
@@ -71,10 +83,10 @@ def test_lanes_that_are_reset_in_the_memory_stay_so_while_streaming() -> None:
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize("stream", [*STREAMS, *CODE_STREAMS, "text"])
 def test_log_probs_of_steps_equal_offline_nats(stream: str, window: str) -> None:
     """Every embedding and head, 8 frames in bulk and then 13 one by one."""
-    model = wave_model(stream, window=window)
+    model = stream_model(stream, window=window)
     inputs, targets, _ = audio_frames(model, 2, 21)
     offline, _ = run_nll(model, inputs, targets, lengths_of(21, 4))
     _, state = run_nll(model, inputs[:, :8], targets[:, :8], [4, 4])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.tiny import STREAMS, TEXT, text_model, wave_model
+from tests.tiny import CODE_STREAMS, STREAMS, TEXT, stream_model, text_model, wave_model
 from txl_audio.codecs.mulaw import MuLawCodec
 from txl_audio.model.contracts import Context, Waveform
 from txl_audio.model.embeddings import SampleEmbeddingConfig, SampleFeatures, SymbolEmbeddingConfig
@@ -18,11 +18,8 @@ from txl_audio.tokens import IGNORE, ConfigError
 
 CODEC = MuLawCodec(4)
 WAVEFORM = Waveform(CODEC.levels, CODEC.edges)
+ALL = [*STREAMS, *CODE_STREAMS, "text"]
 LOGISTIC = [name for name in STREAMS if name.endswith("logistic")] + ["staged-p4"]
-
-
-def make(stream: str) -> SequenceModel:
-    return text_model() if stream == "text" else wave_model(stream)
 
 
 def side_of(model: SequenceModel, *shape: int) -> Tensor | None:
@@ -44,9 +41,9 @@ def edges() -> Tensor:
 
 # How wild the core's output is: 1 is usual, 1e3 an unstable training.
 @pytest.mark.parametrize("size", [0.0, 1.0, 30.0, 1e3])
-@pytest.mark.parametrize("stream", [*STREAMS, "text"])
+@pytest.mark.parametrize("stream", ALL)
 def test_probabilities_sum_to_one(stream: str, size: float) -> None:
-    model = make(stream)
+    model = stream_model(stream)
     hidden = size * torch.randn(6, 12)
     window = torch.randint(model.spec.vocab_size, (6, model.head.history))
     for place in range(model.spec.symbols_per_frame):
@@ -55,9 +52,9 @@ def test_probabilities_sum_to_one(stream: str, size: float) -> None:
         torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(6), rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize("stream", [*STREAMS, "text"])
+@pytest.mark.parametrize("stream", ALL)
 def test_nats_are_gathered_log_probs(stream: str) -> None:
-    model = make(stream)
+    model = stream_model(stream)
     places, vocab_size = model.spec.symbols_per_frame, model.spec.vocab_size
     hidden = torch.randn(2, 3, 12)
     history = torch.randint(vocab_size, (2, 3, model.history))
@@ -73,9 +70,9 @@ def test_nats_are_gathered_log_probs(stream: str) -> None:
         torch.testing.assert_close(nats[..., place].flatten(), expected[:, 0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("stream", [*STREAMS, "text"])
+@pytest.mark.parametrize("stream", ALL)
 def test_what_is_ignored_has_no_nats_and_no_gradient(stream: str) -> None:
-    model = make(stream)
+    model = stream_model(stream)
     hidden = torch.randn(1, 3, 12, requires_grad=True)
     history = torch.randint(model.spec.vocab_size, (1, 3, model.history))
     targets = torch.randint(model.spec.vocab_size, (1, 3, model.spec.symbols_per_frame))
@@ -129,7 +126,7 @@ def test_mass_of_a_logistic(mean: float, scale: float) -> None:
 @pytest.mark.parametrize("stream", LOGISTIC)
 def test_no_sample_costs_more_than_its_floor(stream: str) -> None:
     """Loud speech after digital silence: the level of the window says nothing about what comes."""
-    model = make(stream)
+    model = stream_model(stream)
     hidden = torch.zeros(1, 1, 12, requires_grad=True)
     history = torch.full((1, 1, model.history), 128)
     targets = torch.full((1, 1, model.spec.symbols_per_frame), 255)

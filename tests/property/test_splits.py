@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tiny import STREAMS, core, run_core, text_model, wave_model
+from tests.tiny import CODE_STREAMS, STREAMS, core, run_core, stream_model
 from txl_audio.data.stream import Batch, TokenStream
 from txl_audio.evaluate import score_document
 from txl_audio.model.sequence import SequenceModel
 from txl_audio.tokens import IGNORE
 
-MODELS: dict[str, SequenceModel] = {name: wave_model(name) for name in STREAMS} | {"text": text_model()}
+MODELS: dict[str, SequenceModel] = {name: stream_model(name) for name in [*STREAMS, *CODE_STREAMS, "text"]}
 CORES = {
     (window, mem_len): core(window=window, mem_len=mem_len)
     for window in ("sliding", "same_length")

@@ -285,7 +285,10 @@ def _index_type(symbols: np.ndarray) -> type[np.integer[Any]]:
 
 def _frames(symbols: int, spec: TokenSpec) -> int:
     """Target frames of a document of so many symbols."""
-    return -(-symbols // spec.symbols_per_frame) if spec.scores_first else max(0, symbols - 1)
+    if not spec.scores_first:
+        return max(0, symbols - 1)
+    frames = -(-symbols // spec.symbols_per_frame)
+    return frames + (spec.symbols_per_frame - 1) * spec.delay_frames if frames else 0
 
 
 def _pieces(frames: Sequence[int], spec: TokenSpec, lanes: int) -> list[Piece]:
@@ -303,23 +306,23 @@ def _pieces(frames: Sequence[int], spec: TokenSpec, lanes: int) -> list[Piece]:
 def frames_at(symbols: Symbols, spec: TokenSpec, at: int, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Frames [at, at + n) of one document [N] as (inputs, targets), each [n, K].
 
-    Audio: inputs begin with a frame of start symbols, and the last target frame is padded with
-    IGNORE. Text: targets are the next symbols.
+    Audio: place k of frame t is symbol k of the document's frame t - k delay. What does not exist, before a
+    document and at its end, is the start symbol in inputs and IGNORE in targets. Text: targets are the next
+    symbols.
     """
-    k = spec.symbols_per_frame
     if not spec.scores_first:
         line = symbols[at : at + n + 1]
         return line[:-1, None], line[1:, None]
-    line = np.full((n + 1) * k, IGNORE, dtype=np.int64)
-    if at == 0:
-        line[:k] = spec.start_symbol
-        read = symbols[: n * k]
-        line[k : k + len(read)] = read
-    else:
-        read = symbols[(at - 1) * k : (at + n) * k]
-        line[: len(read)] = read
-    frames = line.reshape(-1, k)
-    return frames[:-1], frames[1:]
+    k = spec.symbols_per_frame
+    place = np.arange(k)
+    frame = np.arange(at - 1, at + n)[:, None] - spec.delay_frames * place
+    exists = (frame >= 0) & (frame * k + place < len(symbols))
+    first = max(0, int(frame.min())) * k
+    read = symbols[first : (at + n) * k]
+    frames = np.full(frame.shape, IGNORE, dtype=np.int64)
+    frames[exists] = read[(frame * k + place - first)[exists]]
+    inputs = np.where(exists[:-1], frames[:-1], spec.start_symbol)
+    return inputs, frames[1:]
 
 
 def document_frames(symbols: np.ndarray, spec: TokenSpec) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""One layer of the core: attention over memory and segment, then a feed-forward network.
+"""Layers: of the core, attention over memory and segment, then a feed-forward network; of heads, residual.
 
 Shapes: B lanes, T frames, D model width, H heads, d head width, M memory frames, C ring slots.
 """
@@ -77,15 +77,16 @@ class Block(nn.Module):
         x: Tensor,
         keys: Tensor,
         values: Tensor,
-        slot: int,
+        slot: Tensor,
         terms: Terms | None,
         behind: Tensor,
         seen: Tensor,
     ) -> Tensor:
-        """x [B, 1, D] against a ring [B, H, C, d], into which it is written at `slot`."""
+        """x [B, 1, D] against a ring [B, H, C, d], into which it is written at `slot` [] int64."""
         inner = self.attention_norm(x) if self.pre else x
         q, k, v = (part.transpose(0, 1) for part in self._heads(self.qkv(inner), parts=3))
-        keys[:, :, slot], values[:, :, slot] = k[:, :, 0], v[:, :, 0]
+        keys.index_copy_(2, slot, k)
+        values.index_copy_(2, slot, v)
         content = q if terms is None else q + terms.u[:, None]
         score = torch.matmul(content, keys.mT)
         if terms is not None:
@@ -108,6 +109,21 @@ class Block(nn.Module):
         inner = self.feed_forward_norm(x) if self.pre else x
         x = x + self.dropout(self.contract(self.dropout(self.activation(self.expand(inner)))))
         return x if self.pre else self.feed_forward_norm(x)
+
+
+class ResidualBlock(nn.Module):
+    """x + W2 GELU(W1 LayerNorm(x)), W2 starting at zero."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.inner = nn.Linear(width, width)
+        self.outer = nn.Linear(width, width)
+        nn.init.zeros_(self.outer.weight)
+        nn.init.zeros_(self.outer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.outer(F.gelu(self.inner(self.norm(x))))
 
 
 def initialise(module: nn.Module) -> None:

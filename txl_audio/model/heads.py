@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from txl_audio.config import Config
 from txl_audio.model.adaptive import AdaptiveHeadConfig
+from txl_audio.model.block import ResidualBlock
 from txl_audio.model.contracts import Context, Embedding, Head, Waveform
+from txl_audio.model.depth import DepthHeadConfig
 from txl_audio.model.embeddings import SymbolEmbedding, View, sample_features
 from txl_audio.tokens import IGNORE, ConfigError, TokenSpec
 
@@ -213,21 +215,6 @@ class FrameHead(Head):
         return with_floor(log_mass, self.symbols)
 
 
-class ResidualBlock(nn.Module):
-    """x + W2 GELU(W1 LayerNorm(x)), W2 starting at zero."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.inner = nn.Linear(width, width)
-        self.outer = nn.Linear(width, width)
-        nn.init.zeros_(self.outer.weight)
-        nn.init.zeros_(self.outer.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.outer(F.gelu(self.inner(self.norm(x))))
-
-
 def mixture_log_mass(log_weight: Tensor, mean: Tensor, scale: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     """log of the mass of a mixture of logistics between two edges, summed over the last dimension.
 
@@ -251,5 +238,5 @@ def with_floor(log_mass: Tensor, symbols: int) -> Tensor:
 
 
 HeadConfig: TypeAlias = Annotated[
-    SoftmaxHeadConfig | AdaptiveHeadConfig | FrameHeadConfig, Field(discriminator="kind")
+    SoftmaxHeadConfig | AdaptiveHeadConfig | FrameHeadConfig | DepthHeadConfig, Field(discriminator="kind")
 ]

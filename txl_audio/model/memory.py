@@ -118,23 +118,24 @@ class DecodeState:
     """Projected keys and values of the last C frames of every layer, for one owner.
 
     The slot of frame t is t mod C. All lanes step together; `start` says from which frame on a
-    lane may look.
+    lane may look. Numbers that steps change are tensors on the ring's device, and steps write in place: so
+    one step is the same work at the same addresses as the next, as a CUDA graph demands.
 
     Attributes:
         keys, values: [L, B, H, C, d].
         start: [B] int64, first frame that exists in each lane.
-        terms: score terms of every layer for distances 0..C-1, computed once.
-        time: frames written so far.
-        segment_phase: offset of the next frame in its segment (window `segment`, and positions
+        time: [] int64, frames written so far.
+        segment_phase: [] int64, offset of the next frame in its segment (window `segment`, and positions
             that are numbered inside segments).
+        terms: score terms of every layer for distances 0..C-1, computed once.
     """
 
     keys: Tensor
     values: Tensor
     start: Tensor
+    time: Tensor
+    segment_phase: Tensor
     terms: tuple[Terms | None, ...]
-    time: int = 0
-    segment_phase: int = 0
 
     @property
     def capacity(self) -> int:
@@ -146,7 +147,8 @@ class DecodeState:
 
     def fork(self) -> DecodeState:
         """An independent copy, for trying several continuations."""
-        return replace(self, keys=self.keys.clone(), values=self.values.clone(), start=self.start.clone())
+        changing = ("keys", "values", "start", "time", "segment_phase")
+        return replace(self, **{name: getattr(self, name).clone() for name in changing})
 
     def nbytes(self) -> int:
         """Bytes held beside the weights, constant however long the stream."""

@@ -89,7 +89,7 @@ class Positions(nn.Module):
     #: Longest segment the scheme can number, None if any.
     max_segment: int | None = None
 
-    def add(self, layer: int, x: Tensor, *, offset: int) -> Tensor:
+    def add(self, layer: int, x: Tensor, *, offset: int | Tensor) -> Tensor:
         """Layer input x [B, T, D] whose first frame stands `offset` frames into its segment."""
         return x
 
@@ -194,12 +194,11 @@ class Absolute(Positions):
         self.max_segment = config.segment_len
         self.d_model = shape.d_model
 
-    def add(self, layer: int, x: Tensor, *, offset: int) -> Tensor:
+    def add(self, layer: int, x: Tensor, *, offset: int | Tensor) -> Tensor:
         if layer > 0:
             return x
         assert self.max_segment is not None
-        last = self.max_segment - 1 - offset
-        positions = torch.arange(last, last - x.size(1), -1, device=x.device)
+        positions = self.max_segment - 1 - offset - torch.arange(x.size(1), device=x.device)
         return x + sinusoids(positions, self.d_model).to(x.dtype)
 
 
@@ -221,8 +220,9 @@ class AlRfou(Positions):
         self.max_segment = config.segment_len
         self.rows = nn.Parameter(torch.zeros(shape.n_layer, config.segment_len, shape.d_model))
 
-    def add(self, layer: int, x: Tensor, *, offset: int) -> Tensor:
-        return x + self.rows[layer, offset : offset + x.size(1)].to(x.dtype)
+    def add(self, layer: int, x: Tensor, *, offset: int | Tensor) -> Tensor:
+        index = torch.arange(x.size(1), device=x.device) + offset
+        return x + self.rows[layer].index_select(0, index).to(x.dtype)
 
 
 PositionsConfig: TypeAlias = Annotated[

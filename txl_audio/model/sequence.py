@@ -220,7 +220,7 @@ class SequenceModel(nn.Module):
     @torch.no_grad()
     def step_(self, frame: Tensor, state: SequenceDecodeState) -> Tensor:
         """The newest frame [B, K] of every lane -> hidden [B, D] that predicts the next one."""
-        state.recent = torch.cat([state.recent[:, frame.size(1) :], frame], dim=1)
+        state.recent.copy_(torch.cat([state.recent[:, frame.size(1) :], frame], dim=1))
         newest = state.recent[:, None, state.recent.size(1) - self.embedding.history :]
         side = None
         if self.stage is not None:

@@ -183,11 +183,11 @@ class TransformerXL(nn.Module):
             return hidden, replace(memory, keys=tuple(keys), values=tuple(values), valid=valid)
         return hidden, self._remember(memory, inputs, valid)
 
-    def window_limit(self, frames: int, device: torch.device, first: int = 0) -> Tensor:
+    def window_limit(self, frames: int, device: torch.device, first: int | Tensor = 0) -> Tensor:
         """[1, T]: largest distance that each frame of a segment sees, from offset `first` on."""
         c = self.config
         if c.window == "segment":
-            return (torch.arange(first, first + frames, device=device) + c.mem_len)[None]
+            return (torch.arange(frames, device=device) + first + c.mem_len)[None]
         reach = c.mem_len - 1 if c.window == "same_length" else c.mem_len
         return torch.full((1, frames), reach, device=device)
 
@@ -266,7 +266,9 @@ class TransformerXL(nn.Module):
         like = next(self.parameters())
         ring = like.new_zeros(c.n_layer, memory.lanes, c.n_head, slots, c.d_head)
         terms = self.score_terms(slots, like.device)
-        state = DecodeState(ring, ring.clone(), c.mem_len - memory.valid, terms, time=c.mem_len)
+        phase = memory.valid.new_zeros(())
+        time = phase + c.mem_len
+        state = DecodeState(ring, ring.clone(), c.mem_len - memory.valid, time, phase, terms)
         newest = min(c.mem_len, slots)
         if newest:
             slot = torch.arange(c.mem_len - newest, c.mem_len, device=like.device) % slots
@@ -299,7 +301,7 @@ class TransformerXL(nn.Module):
             keys, values, terms = state.keys[index], state.values[index], state.terms[index]
             x = layer.step_(x, keys, values, state.time % slots, terms, behind, seen)
         state.time += 1
-        state.segment_phase = (phase + 1) % self.config.segment_len
+        phase.add_(1).remainder_(self.config.segment_len)
         return self.final_norm(x)[:, 0]
 
 

@@ -32,12 +32,14 @@ class StreamConfig(Config):
     """How one stream of symbols enters and leaves the core.
 
     symbols_per_frame: groups the samples of a waveform into frames.
+    delay_frames: reads every place of a neural codec's frame so many steps later than the place before it.
     predictors: adaptive linear predictors, whose predictions embedding and head get; for waveforms.
     vocab_size: of the data; only needed to build the model (`txl-audio info`) before they are prepared.
     mem_len, segment_len: for one of several streams over a core, instead of the core's.
     """
 
     symbols_per_frame: int = Field(default=1, ge=1)
+    delay_frames: int = Field(default=0, ge=0)
     vocab_size: int | None = Field(default=None, ge=1)
     predictors: PredictorsConfig | None = None
     embedding: EmbeddingConfig
@@ -65,7 +67,9 @@ class StreamConfig(Config):
                 f"the config says vocab_size {self.vocab_size}, the data have {spec.vocab_size} symbols "
                 f"({spec.name}); prepare them as the config expects, or leave vocab_size out"
             )
-        spec = spec.framed(self.symbols_per_frame)
+        if spec.modality != "codes" or self.symbols_per_frame != 1:
+            spec = spec.framed(self.symbols_per_frame)
+        spec = spec.delayed(self.delay_frames)
         stage = waveform = None
         if spec.modality == "waveform" and isinstance(codec := codec_of(spec), WaveformCodec):
             if self.predictors is not None:
@@ -93,6 +97,7 @@ class ModelConfig(Config):
     """A core with one stream (`embedding`, `head` and what else StreamConfig has), or several `streams`."""
 
     symbols_per_frame: int = Field(default=1, ge=1)
+    delay_frames: int = Field(default=0, ge=0)
     vocab_size: int | None = Field(default=None, ge=1)
     predictors: PredictorsConfig | None = None
     embedding: EmbeddingConfig | None = None
@@ -117,10 +122,11 @@ class ModelConfig(Config):
     def _check(self) -> ModelConfig:
         if bool(self.streams) == (self.embedding is not None or self.head is not None):
             raise ValueError("give embedding and head for one stream, or streams for several")
-        own = self.vocab_size is not None or self.predictors is not None or self.symbols_per_frame != 1
-        if self.streams and own:
+        own = self.vocab_size is not None or self.predictors is not None
+        if self.streams and (own or self.symbols_per_frame != 1 or self.delay_frames):
             raise ValueError(
-                "vocab_size, predictors and symbols_per_frame are of one stream; move them into streams"
+                "vocab_size, predictors, symbols_per_frame and delay_frames are of one stream; move them "
+                "into streams"
             )
         self.parts()
         return self
@@ -133,6 +139,7 @@ class ModelConfig(Config):
             raise ValueError("a model needs an embedding and a head")
         single = StreamConfig(
             symbols_per_frame=self.symbols_per_frame,
+            delay_frames=self.delay_frames,
             vocab_size=self.vocab_size,
             predictors=self.predictors,
             embedding=self.embedding,

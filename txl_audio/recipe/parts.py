@@ -14,7 +14,7 @@ def codec_of(spec: TokenSpec) -> Codec:
             f"known: {', '.join(sorted(CODECS))}"
         )
     codec = CODECS[spec.name]().build(frame_samples=spec.symbols_per_frame)
-    codec.spec.staged(spec.stage).require(spec, here=f"the codec {spec.name}", there="the model or data")
+    codec.spec.require(spec.stored, here=f"the codec {spec.name}", there="the model or data")
     return codec
 
 

@@ -61,7 +61,7 @@ def open_shards(path: str | Path, model: SequenceModel, *, origin: str) -> Shard
     """Shards that hold the symbols of the model of `origin`; SpecError otherwise."""
     shards = Shards.open(path)
     framed = shards.spec.framed(model.spec.symbols_per_frame)
-    framed.staged(model.spec.stage).require(model.spec, here=f"the data {path}", there=origin)
+    framed.require(model.spec.stored, here=f"the data {path}", there=origin)
     return shards
 
 
