@@ -96,7 +96,9 @@ def test_names_that_a_stream_cannot_have(name: str) -> None:
         parse(recipe.RunConfig, f"name: x\n{JOINT}", [f"model.streams.{name}={part}"])
 
 
-@pytest.mark.parametrize("setting", ["vocab_size=11", "symbols_per_frame=4", "delay_frames=1", "predictors={}"])
+@pytest.mark.parametrize(
+    "setting", ["vocab_size=11", "symbols_per_frame=4", "delay_frames=1", "predictors={}"]
+)
 def test_settings_of_one_stream_beside_several(setting: str) -> None:
     part = "model.streams.text={embedding: {kind: symbols}, head: {kind: softmax}}"
     with pytest.raises(ConfigError, match="model: vocab_size.* and delay_frames are of one stream"):

@@ -96,10 +96,12 @@ def text_model(spec: TokenSpec = TEXT, **changes: Any) -> SequenceModel:
     return randomised(build)
 
 
-def codes_model(stream: str = "codes-depth", **changes: Any) -> SequenceModel:
+def codes_model(stream: str = "codes-depth", *, text_size: int = 0, **changes: Any) -> SequenceModel:
+    """Of a stream of CODE_STREAMS, with `text_size` symbols of text and marks beside the codes."""
+
     def build() -> SequenceModel:
         (head_config, delay), config = CODE_STREAMS[stream], core_config(**changes)
-        spec = CODES.delayed(delay)
+        spec = (CODES.with_text(text_size, "0") if text_size else CODES).delayed(delay)
         embedding = SymbolEmbeddingConfig().build(spec, config.d_model)
         head = head_config.build(spec, config.d_model, embedding)
         return SequenceModel(spec, embedding=embedding, core=config.build(), head=head)

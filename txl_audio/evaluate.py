@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from txl_audio.model.transformer import Window
 from txl_audio.tokens import IGNORE, ConfigError, DataError, TokenSpec
 
 Progress = Callable[[int], None]
+
+TEXT = -1
+"""Key of the text among the parts of totals."""
 
 LONG_SEGMENT = 256
 """Frames per segment, at least, where the result does not depend on them: short ones are slow."""
@@ -90,13 +93,26 @@ class EvaluateConfig(Config):
 
 @dataclass(frozen=True)
 class Totals:
-    """Sum of nats over `count` symbols."""
+    """Sum of nats over `count` symbols.
+
+    parts: of frames of a codec's codes, the same of every place, by its number from 0, and, with the key
+    TEXT, of what is text beside them.
+    """
 
     nats: float
     count: int
+    parts: Mapping[int, tuple[float, int]] = field(default_factory=dict)
 
     def __add__(self, other: Totals) -> Totals:
-        return Totals(self.nats + other.nats, self.count + other.count)
+        none = (0.0, 0)
+        parts = {
+            key: (
+                self.parts.get(key, none)[0] + other.parts.get(key, none)[0],
+                self.parts.get(key, none)[1] + other.parts.get(key, none)[1],
+            )
+            for key in sorted({*self.parts, *other.parts})
+        }
+        return Totals(self.nats + other.nats, self.count + other.count, parts)
 
     @property
     def bits(self) -> float:
@@ -126,14 +142,14 @@ def evaluate(
     """
     config = config or EvaluateConfig()
     with _evaluating(model):
-        nats, count = 0.0, 0
-        for more_nats, more in _scores(model, documents, config, warm, precision, train):
-            nats, count = nats + more_nats, count + more
+        totals = Totals(0.0, 0)
+        for more in _scores(model, documents, config, warm, precision, train):
+            totals += more
             if progress:
-                progress(count)
-            if limit is not None and count >= limit:
+                progress(totals.count)
+            if limit is not None and totals.count >= limit:
                 break
-    return Totals(nats, count)
+    return totals
 
 
 @contextmanager
@@ -147,8 +163,8 @@ def _evaluating(model: SequenceModel) -> Iterator[None]:
         model.train(was_training)
 
 
-Scores = Iterator[tuple[float, int]]
-"""(sum of nats, count) of one batch after another."""
+Scores = Iterator[Totals]
+"""Of one batch after another."""
 
 
 def _scores(
@@ -170,9 +186,10 @@ def _scores(
 
     if config.dynamic is not None:
         batches = None if train is None else stream(train)
-        return dynamic_scores(
+        scores = dynamic_scores(
             viewed, stream(documents), config.dynamic, lanes=lanes, precision=precision, train=batches
         )
+        return (Totals(nats, count) for nats, count in scores)
     if config.stride is not None:
         return _window_scores(viewed, documents, stride=config.stride, lanes=lanes, precision=precision)
     return _segment_scores(viewed, stream(documents), lanes=lanes, precision=precision)
@@ -189,7 +206,7 @@ def _segment_scores(
         batch = batch.to(device)
         with runtime.autocast(device, precision):
             nats, state = model.nll(batch.inputs, batch.targets, state, batch.reset)
-        yield _totals(nats, batch.targets)
+        yield _totals(nats, batch.targets, model.spec)
 
 
 def _window_scores(
@@ -200,7 +217,7 @@ def _window_scores(
         for nats, wanted in window_nats(
             model, inputs, targets, stride=stride, lanes=lanes, precision=precision
         ):
-            yield _totals(nats, wanted)
+            yield _totals(nats, wanted, model.spec)
 
 
 @torch.no_grad()
@@ -257,8 +274,20 @@ def _frames(symbols: np.ndarray, spec: TokenSpec) -> tuple[Tensor, Tensor]:
     return inputs, targets
 
 
-def _totals(nats: Tensor, targets: Tensor) -> tuple[float, int]:
-    return nats.double().sum().item(), int((targets != IGNORE).sum())
+def _totals(nats: Tensor, targets: Tensor, spec: TokenSpec) -> Totals:
+    """Of nats [B, T, K], which are 0 where targets [B, T, K] are IGNORE."""
+    nats, scored, parts = nats.double(), targets != IGNORE, {}
+    if spec.modality == "codes":
+        text = targets >= spec.codes
+        parts = {place: _sums(nats, scored & ~text, place) for place in range(targets.size(-1))}
+        if spec.text_size:
+            parts[TEXT] = _sums(nats, text, 0)
+    return Totals(nats.sum().item(), int(scored.sum()), parts)
+
+
+def _sums(nats: Tensor, which: Tensor, place: int) -> tuple[float, int]:
+    which = which[..., place]
+    return nats[..., place][which].sum().item(), int(which.sum())
 
 
 def score_document(model: SequenceModel, symbols: np.ndarray, config: EvaluateConfig | None = None) -> Tensor:
@@ -267,9 +296,20 @@ def score_document(model: SequenceModel, symbols: np.ndarray, config: EvaluateCo
     Of text the first symbol is only context, so a text of one symbol has no score. Raises ConfigError for
     settings that the model does not have, and for dynamic ones.
     """
+    pieces = list(score_pieces(model, symbols, config))
+    return torch.cat(pieces) if pieces else torch.zeros(0)
+
+
+def score_pieces(
+    model: SequenceModel, symbols: np.ndarray, config: EvaluateConfig | None = None
+) -> Iterator[Tensor]:
+    """As `score_document`, segment by segment as they are asked for: nats [n], [N] in all."""
     inputs, targets = _frames(symbols, model.spec)
-    nats = _score(model, inputs[None], targets[None], config)
-    return nats.flatten()[targets.flatten() != IGNORE]
+    at = 0
+    for nats in _score(model, inputs[None], targets[None], config):
+        wanted = targets[at : at + nats.size(1)] != IGNORE
+        at += nats.size(1)
+        yield nats[0][wanted]
 
 
 def score_tokens(model: SequenceModel, tokens: Tensor, config: EvaluateConfig | None = None) -> Tensor:
@@ -286,26 +326,29 @@ def score_tokens(model: SequenceModel, tokens: Tensor, config: EvaluateConfig | 
     if tokens.is_floating_point() or int(tokens.min()) < 0 or int(tokens.max()) >= model.spec.vocab_size:
         raise DataError(f"tokens must be integers in 0..{model.spec.vocab_size - 1}")
     line = tokens.T.long()[..., None]
-    return _score(model, line[:, :-1], line[:, 1:], config)[..., 0].T.contiguous()
+    inputs, targets = line[:, :-1], line[:, 1:]
+    return torch.cat(list(_score(model, inputs, targets, config)), dim=1)[..., 0].T.contiguous()
 
 
 @torch.no_grad()
-def _score(model: SequenceModel, inputs: Tensor, targets: Tensor, config: EvaluateConfig | None) -> Tensor:
-    """inputs, targets [B, T, K] of whole streams -> nats [B, T, K]."""
+def _score(
+    model: SequenceModel, inputs: Tensor, targets: Tensor, config: EvaluateConfig | None
+) -> Iterator[Tensor]:
+    """inputs, targets [B, T, K] of whole streams -> nats [B, n, K] of one segment after another."""
     config = config or EvaluateConfig()
     if config.dynamic is not None:
         raise ConfigError("single files and token streams are scored without learning; leave dynamic out")
     with _evaluating(model):
         viewed = config.view(model)
         if config.stride is not None:
-            return _score_windows(viewed, inputs, targets, config.stride, config.lanes_of(model.spec))
+            yield _score_windows(viewed, inputs, targets, config.stride, config.lanes_of(model.spec))
+            return
         device, length = next(model.parameters()).device, viewed.core.config.segment_len
-        state, nats = viewed.projected(viewed.initial_state(inputs.size(0))), []
+        state = viewed.projected(viewed.initial_state(inputs.size(0)))
         for at in range(0, inputs.size(1), length):
             part = slice(at, at + length)
-            out, state = viewed.nll(inputs[:, part].to(device), targets[:, part].to(device), state)
-            nats.append(out.cpu())
-    return torch.cat(nats, dim=1) if nats else torch.zeros(targets.shape)
+            nats, state = viewed.nll(inputs[:, part].to(device), targets[:, part].to(device), state)
+            yield nats.cpu()
 
 
 def _score_windows(model: SequenceModel, inputs: Tensor, targets: Tensor, stride: int, lanes: int) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # the command line's --help should not wait for PyTorch
@@ -63,6 +63,9 @@ class TokenSpec:
             stage); empty in data and for models without.
         delay_frames: how many steps later than the place before it a model reads each place of a frame
             (MusicGen's delay pattern); 0 in data and where frames are read as they are.
+        text_size: how many of the V symbols, the last, are of text and marks beside a codec's codes. They
+            stand alone in the first place of a frame, whose others hold the start symbol: nothing.
+        text_hash: of the vocabulary of that text.
     """
 
     modality: Modality
@@ -74,6 +77,13 @@ class TokenSpec:
     settings_hash: str
     stage: str = ""
     delay_frames: int = 0
+    text_size: int = 0
+    text_hash: str = ""
+
+    @property
+    def codes(self) -> int:
+        """Symbols of the codec: V without those of text."""
+        return self.vocab_size - self.text_size
 
     @property
     def start_symbol(self) -> int:
@@ -117,18 +127,35 @@ class TokenSpec:
         return replace(self, stage=stage)
 
     def delayed(self, delay_frames: int) -> TokenSpec:
-        """The same symbols for a model that reads them with this delay. Raises SpecError where they are no codes."""
+        """The same symbols for a model that reads them with this delay.
+
+        Raises SpecError where they are no codes of a neural codec.
+        """
         if delay_frames and self.modality != "codes":
             raise SpecError(
-                f"delay_frames is {delay_frames}, but only codes of a neural codec can be delayed; got "
+                f"delay_frames is {delay_frames}, but only codes can be delayed, got "
                 f"{self.name} ({self.modality}); set it to 0"
             )
         return replace(self, delay_frames=delay_frames)
 
     @property
     def stored(self) -> TokenSpec:
-        """The same symbols as data and codecs hold them, without what a model does with them."""
+        """The same symbols as data hold them, without what a model does with them."""
         return replace(self, stage="", delay_frames=0)
+
+    @property
+    def sound(self) -> TokenSpec:
+        """What the codec of these symbols has as its spec: only sound, as it is stored."""
+        return replace(self.stored, vocab_size=self.codes, text_size=0, text_hash="")
+
+    def with_text(self, size: int, text_hash: str) -> TokenSpec:
+        """Codes beside `size` symbols of text and marks. Raises SpecError where they are no codes."""
+        if self.modality != "codes":
+            raise SpecError(
+                f"text beside {self.modality} ({self.name}) is not supported; encode the recordings with a "
+                "neural codec"
+            )
+        return replace(self.sound, vocab_size=self.codes + size, text_size=size, text_hash=text_hash)
 
     def require(self, other: TokenSpec, *, here: str, there: str) -> None:
         """Raises SpecError naming both origins and the differing fields unless the specs agree."""
@@ -151,7 +178,7 @@ class TokenSpec:
     def from_json(cls, value: Mapping[str, object], *, origin: str) -> TokenSpec:
         """Reads what `to_json` wrote. Raises SpecError naming `origin` and the fields that differ."""
         names = {f.name for f in fields(cls)}
-        if set(value) | {"stage", "delay_frames"} != names:
+        if set(value) | {f.name for f in fields(cls) if f.default is not MISSING} != names:
             raise SpecError(
                 f"{origin}: token spec has fields {sorted(value)}, expected {sorted(names)}; "
                 "it was written by another version, prepare it again"
@@ -182,6 +209,21 @@ class StreamDecoder(Protocol):
 
     def flush(self) -> torch.Tensor:
         """Samples still held back, pcm [B, n]. The decoder is finished afterwards."""
+        ...
+
+
+class StreamEncoder(Protocol):
+    """Turns samples into frames as they come. One per stream; it owns its state.
+
+    Codecs that need no later samples have one: `Codec.encode` of the whole gives the same frames.
+    """
+
+    def push(self, pcm: torch.Tensor) -> torch.Tensor:
+        """pcm [B, n] float in [-1, 1] -> codes [B, T, K] int64 of the T >= 0 frames that are complete."""
+        ...
+
+    def flush(self) -> torch.Tensor:
+        """The frame that is not complete, filled up: codes [B, 0 or 1, K]. The encoder is finished then."""
         ...
 
 

@@ -307,8 +307,8 @@ def frames_at(symbols: Symbols, spec: TokenSpec, at: int, n: int) -> tuple[np.nd
     """Frames [at, at + n) of one document [N] as (inputs, targets), each [n, K].
 
     Audio: place k of frame t is symbol k of the document's frame t - k delay. What does not exist, before a
-    document and at its end, is the start symbol in inputs and IGNORE in targets. Text: targets are the next
-    symbols.
+    document, at its end and beside text, is the start symbol in inputs and IGNORE in targets. Text: targets
+    are the next symbols.
     """
     if not spec.scores_first:
         line = symbols[at : at + n + 1]
@@ -321,8 +321,8 @@ def frames_at(symbols: Symbols, spec: TokenSpec, at: int, n: int) -> tuple[np.nd
     read = symbols[first : (at + n) * k]
     frames = np.full(frame.shape, IGNORE, dtype=np.int64)
     frames[exists] = read[(frame * k + place - first)[exists]]
-    inputs = np.where(exists[:-1], frames[:-1], spec.start_symbol)
-    return inputs, frames[1:]
+    frames[frames == spec.start_symbol] = IGNORE
+    return np.where(frames[:-1] == IGNORE, spec.start_symbol, frames[:-1]), frames[1:]
 
 
 def document_frames(symbols: np.ndarray, spec: TokenSpec) -> tuple[np.ndarray, np.ndarray]:

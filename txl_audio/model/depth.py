@@ -65,6 +65,11 @@ class DepthHead(Head):
         self.norm = nn.LayerNorm(config.width)
         self.output = nn.Parameter(torch.empty(self.places, config.width, self.symbols).normal_(std=0.02))
         self.bias = nn.Parameter(torch.zeros(self.places, self.symbols))
+        # Text stands in the first place only.
+        mask = torch.zeros(self.places, self.symbols)
+        mask[1:, spec.codes :] = float("-inf")
+        self.mask: Tensor
+        self.register_buffer("mask", mask, persistent=False)
 
     def logits(self, hidden: Tensor, codes: Tensor, places: slice) -> Tensor:
         """Of some places of frames: hidden [N, D], codes [N, places.stop - 1] before the last of them ->
@@ -78,7 +83,7 @@ class DepthHead(Head):
         for block in self.blocks:
             z = block(z)
         out = torch.einsum("nkw,kwv->nkv", self.norm(z), self.output[places])
-        return out.float() + self.bias[places]
+        return out.float() + self.bias[places] + self.mask[places]
 
     def nll(self, hidden: Tensor, context: Context, targets: Tensor) -> Tensor:
         codes = context.frame[..., :-1].clamp(0, self.symbols - 1).flatten(0, 1)

@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from txl_audio.codecs import CODECS
+from txl_audio.codecs import codec_of
 from txl_audio.tokens import Codec, SpecError, TokenSpec
-
-
-def codec_of(spec: TokenSpec) -> Codec:
-    """The codec that made a stream's symbols. Raises SpecError for one that is not known."""
-    if spec.name not in CODECS:
-        raise SpecError(
-            f"the model or data holds symbols of the codec {spec.name!r}, which is not known here; "
-            f"known: {', '.join(sorted(CODECS))}"
-        )
-    codec = CODECS[spec.name]().build(frame_samples=spec.symbols_per_frame)
-    codec.spec.require(spec.stored, here=f"the codec {spec.name}", there="the model or data")
-    return codec
 
 
 def codec_for_sound(spec: TokenSpec) -> Codec:
@@ -23,3 +11,6 @@ def codec_for_sound(spec: TokenSpec) -> Codec:
     if spec.modality == "text":
         raise SpecError("this model writes text symbols, expected an audio model; use one trained on audio")
     return codec_of(spec)
+
+
+__all__ = ["codec_for_sound", "codec_of"]
