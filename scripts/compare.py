@@ -115,9 +115,12 @@ def training_step(variant: Variant) -> Callable[[], object]:
 
     config = load(recipe.RunConfig, variant.config, [*variant.overrides, "train.steps=1000000"])
     shards = {name: Shards.open(path) for name, path in config.data_folders.items()}
-    data = {n: StreamData(recipe.SplitDocuments(s, "train"), []) for n, s in shards.items()}
+    parts = config.model.parts()
+    data = {
+        n: StreamData(recipe.SplitDocuments(s, "train", parts[n].transcripts), []) for n, s in shards.items()
+    }
     device = runtime.device(config.device)
-    model = recipe.new_model(config, {name: s.spec for name, s in shards.items()}).to(device)
+    model = recipe.new_model(config, {n: recipe.spec_for(parts[n], s) for n, s in shards.items()}).to(device)
     precision = runtime.choose_precision(config.precision, device)
     folder = RunFolder(Path(tempfile.gettempdir()) / "never written")
     return Trainer(model, config.train, data, folder=folder, seed=config.seed, precision=precision).step

@@ -101,7 +101,7 @@ def test_names_that_a_stream_cannot_have(name: str) -> None:
 )
 def test_settings_of_one_stream_beside_several(setting: str) -> None:
     part = "model.streams.text={embedding: {kind: symbols}, head: {kind: softmax}}"
-    with pytest.raises(ConfigError, match="model: vocab_size.* and delay_frames are of one stream"):
+    with pytest.raises(ConfigError, match=f"model: {setting.split('=')[0]}: of one stream"):
         parse(recipe.RunConfig, f"name: x\n{JOINT}", [part, f"model.{setting}"])
 
 
@@ -129,7 +129,7 @@ def test_a_codec_is_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
             return codec
 
     spec = replace(MuLawCodec().spec, name="other")
-    with pytest.raises(SpecError, match="codec 'other', which is not known here; known: mulaw"):
+    with pytest.raises(SpecError, match="codec 'other', which is not known here; known: .*mulaw"):
         recipe.codec_of(spec)
     monkeypatch.setitem(recipe.CODECS, "other", OtherConfig)
     assert recipe.codec_of(spec.framed(4)).spec == spec.framed(4)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from txl_audio.data.shards import Shards
+    from txl_audio.data.transcripts import Order
     from txl_audio.evaluate import EvaluateConfig, Totals
     from txl_audio.model.sequence import SequenceModel
     from txl_audio.recipe import RunConfig
@@ -56,6 +57,12 @@ def evaluate(
             "before them. [default: the run's, else 8, text 1; --dynamic 1]",
         ),
     ] = None,
+    order: Annotated[
+        str | None,
+        typer.Option(
+            help="speak or transcribe: of a model trained on transcripts. [default: the run's, all]"
+        ),
+    ] = None,
     precision: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
     stream: Stream = None,
     device: Device = "auto",
@@ -79,8 +86,9 @@ def evaluate(
     settings = _settings(config, overrides, origin=run)
     viewed, adapting = settings.view(model).core.config, settings.dynamic
     shards = shards_to_score(run, config, model, stream, folders[0] if folders else None)
-    documents = recipe.SplitDocuments(shards, split)
-    train = recipe.SplitDocuments(shards, "train") if adapting and "train" in shards.splits else None
+    orders = _orders(config, stream, order)
+    documents = recipe.SplitDocuments(shards, split, orders)
+    train = recipe.SplitDocuments(shards, "train", orders) if adapting and "train" in shards.splits else None
     runtime.keep_freed_memory()
     with progress_bar("scoring") as update:
         totals = evaluation.evaluate(
@@ -99,6 +107,7 @@ def evaluate(
         "count": totals.count,
         "split": split,
         "documents": len(documents),
+        **({"orders": orders} if orders else {}),
         "memory": memory,
         "lanes": settings.lanes_of(model.spec),
         "segment_len": viewed.segment_len,
@@ -248,6 +257,18 @@ def _settings(config: RunConfig, overrides: list[str], *, origin: str) -> Evalua
     if settings.dynamic is not None and config.evaluate.dynamic is None and not said:
         return settings.model_copy(update={"lanes": None})
     return settings
+
+
+def _orders(config: RunConfig, stream: str | None, order: str | None) -> Sequence[Order]:
+    """In which orders recordings and what is said in them are scored."""
+    parts = config.model.parts()
+    trained = parts[stream or next(iter(parts))].transcripts
+    if order is None:
+        return trained
+    if order not in trained:
+        known = ", ".join(trained) or "none: it was not trained on transcripts"
+        raise ConfigError(f"--order is {order!r}, expected one that the run was trained with ({known})")
+    return [one for one in trained if one == order]
 
 
 def shards_to_score(

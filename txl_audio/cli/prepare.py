@@ -42,6 +42,10 @@ def prepare(
         str | None,
         typer.Option(help="enwik8: keep, or drop as the authors of Transformer-XL. [default: keep]"),
     ] = None,
+    transcripts: Annotated[
+        Path | None,
+        typer.Option(help="What is said: lines of id, tab, text. [default: what the known set says]"),
+    ] = None,
     trim_db: Annotated[
         float | None, typer.Option(help="Cut silence this far below each clip's loudest part.")
     ] = None,
@@ -68,9 +72,11 @@ def prepare(
     if dataset in CORPORA:
         if (source is None) == (root is None):
             raise ConfigError(f"--dataset {dataset} needs SOURCE, its archive, folder or file")
-        if download or subset or trim_db is not None or gain != "none" or workers is not None:
+        of_audio = (download, subset, transcripts, trim_db is not None, gain != "none", workers is not None)
+        if any(of_audio):
             raise ConfigError(
-                f"--download, --subset, --trim-db, --gain and --workers are for audio, {dataset} is a text"
+                "--download, --subset, --transcripts, --trim-db, --gain and --workers are for audio, "
+                f"{dataset} is a text"
             )
         options = {"split": split, "newlines": newlines, "strict": strict, "overwrite": overwrite}
         _prepare_text(dataset, source or str(root), out, options, as_json)
@@ -87,6 +93,7 @@ def prepare(
         _download(dataset, root, subset)
     options = {"split": split, "trim_db": trim_db, "gain": gain, "workers": workers}
     options |= {"root": root if dataset else None, "strict": strict, "overwrite": overwrite}
+    options["transcripts"] = transcripts
     _prepare_audio(dataset or source or "", out, options, as_json)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from txl_audio.data.audio import find_audio
+from txl_audio.data.transcripts import read_transcripts
 from txl_audio.tokens import ConfigError, DataError
 
 DEFAULT_SPLIT = "every-20th"
@@ -31,6 +32,7 @@ class Recording:
         source: the same, relative to the folder or manifest it was found with (POSIX).
         split: official split, or the assigned one after `assign_splits`; None where there is none.
         claim: (samples, rate_hz) that a manifest claims, checked when the file is read.
+        text: what is said in it; empty where that is not known.
     """
 
     id: str
@@ -38,6 +40,7 @@ class Recording:
     source: str
     split: str | None = None
     claim: tuple[int, int] | None = None
+    text: str = ""
 
 
 def find_recordings(source: str | Path, *, root: str | Path | None = None) -> list[Recording]:
@@ -129,6 +132,22 @@ def _from_manifest(item: dict[str, Any], beside: Path) -> Recording:
     )
 
 
+def with_transcripts(recordings: list[Recording], path: str | Path) -> list[Recording]:
+    """Recordings with what `path` says of them, by id or base name; see `read_transcripts`.
+
+    Raises DataError where one is not there.
+    """
+    texts = read_transcripts(path)
+    found = [texts.get(r.id) or texts.get(PurePosixPath(r.source).stem) for r in recordings]
+    missing = [r.id for r, text in zip(recordings, found, strict=True) if text is None]
+    if missing:
+        raise DataError(
+            f"{path} has no transcript of {len(missing)} of {len(recordings)} recordings (first: "
+            f"{missing[0]}); add them, or take the files away"
+        )
+    return [replace(r, text=str(text)) for r, text in zip(recordings, found, strict=True)]
+
+
 def assign_splits(recordings: list[Recording], rule: str | None) -> tuple[list[Recording], str]:
     """Recordings with their splits, and the rule that was used.
 
@@ -207,6 +226,7 @@ class DataSet:
         splits: official split of a file, given that folder; None where the authors made none.
         torchaudio: class that downloads it, None where there is none.
         subsets: what is downloaded of a set in parts: a default, and what is always needed besides.
+        text: what is said in a file, given that folder; None where that is not read.
     """
 
     folders: tuple[str, ...]
@@ -214,6 +234,7 @@ class DataSet:
     splits: Callable[[Path], Callable[[PurePosixPath], str]] | None = None
     torchaudio: str | None = None
     subsets: tuple[str, ...] = ()
+    text: Callable[[Path], Callable[[PurePosixPath], str]] | None = None
 
 
 def _list_dataset(name: str, root: Path) -> list[Recording]:
@@ -224,6 +245,9 @@ def _list_dataset(name: str, root: Path) -> list[Recording]:
     recordings = _list_folder(base, dataset.keep)
     if not recordings:
         raise DataError(f"no files of {name} in {base}; expected the layout of its archive")
+    if dataset.text is not None:
+        text = dataset.text(base)
+        recordings = [replace(r, text=text(PurePosixPath(r.source))) for r in recordings]
     if dataset.splits is None:
         return recordings
     split = dataset.splits(base)
@@ -267,11 +291,31 @@ def _fsdd_splits(base: Path) -> Callable[[PurePosixPath], str]:
     return lambda path: ("test", "val", "train")[min(int(path.stem.split("_")[2]) // 5, 2)]
 
 
+def _ljspeech_text(base: Path) -> Callable[[PurePosixPath], str]:
+    """The sentence with numbers and abbreviations written out."""
+    path = base.parent / "metadata.csv"
+    texts = read_transcripts(path) if path.is_file() else {}
+    return lambda path: texts.get(path.stem, "")
+
+
+def _librispeech_text(base: Path) -> Callable[[PurePosixPath], str]:
+    """Every chapter's folder has one file of lines: utterance, blank, text."""
+    texts: dict[str, str] = {}
+    for file in sorted(base.rglob("*.trans.txt")):
+        texts |= dict(line.split(" ", 1) for line in file.read_text(encoding="utf-8").splitlines() if line)
+    return lambda path: texts.get(path.stem, "")
+
+
 def _is_command(path: PurePosixPath) -> bool:
     return "_nohash_" in path.name and len(path.parts) == 2
 
 
-_DIGITS = frozenset(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])
+def _folder(base: Path) -> Callable[[PurePosixPath], str]:
+    """The word that is said is the folder's name."""
+    return lambda path: path.parts[0]
+
+
+_DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 _COMMANDS = tuple(
     above + version
     for version in ("speech_commands_v0.02", "speech_commands_v0.01")
@@ -279,13 +323,14 @@ _COMMANDS = tuple(
 )
 
 DATASETS: dict[str, DataSet] = {
-    "speechcommands": DataSet(_COMMANDS, _is_command, _speechcommands_splits, "SPEECHCOMMANDS"),
+    "speechcommands": DataSet(_COMMANDS, _is_command, _speechcommands_splits, "SPEECHCOMMANDS", text=_folder),
     # The digits of Speech Commands: the benchmark of WaveNet-style models.
     "sc09": DataSet(
         _COMMANDS,
         lambda p: _is_command(p) and p.parts[0] in _DIGITS,
         _speechcommands_splits,
         "SPEECHCOMMANDS",
+        text=_folder,
     ),
     "librispeech": DataSet(
         ("LibriSpeech",),
@@ -293,8 +338,9 @@ DATASETS: dict[str, DataSet] = {
         _librispeech_splits,
         "LIBRISPEECH",
         subsets=("train-clean-100", "dev-clean"),
+        text=_librispeech_text,
     ),
-    "ljspeech": DataSet(("LJSpeech-1.1/wavs", "wavs"), torchaudio="LJSPEECH"),
+    "ljspeech": DataSet(("LJSpeech-1.1/wavs", "wavs"), torchaudio="LJSPEECH", text=_ljspeech_text),
     # Two microphones heard every sentence; both would put the same words into two splits.
     "vctk": DataSet(
         (
@@ -308,7 +354,10 @@ DATASETS: dict[str, DataSet] = {
     ),
     "yesno": DataSet(("waves_yesno",), torchaudio="YESNO"),
     "fsdd": DataSet(
-        ("recordings", "flac"), lambda p: re.fullmatch(r"\d_[^_]+_\d+", p.stem) is not None, _fsdd_splits
+        ("recordings", "flac"),
+        lambda p: re.fullmatch(r"\d_[^_]+_\d+", p.stem) is not None,
+        _fsdd_splits,
+        text=lambda base: lambda path: _DIGITS[int(path.stem[0])],
     ),
 }
 

@@ -25,8 +25,9 @@ import torch
 
 from txl_audio.codecs.mulaw import MuLawCodec, clipped_count
 from txl_audio.data import audio
-from txl_audio.data.datasets import Recording, assign_splits, find_recordings
+from txl_audio.data.datasets import Recording, assign_splits, find_recordings, with_transcripts
 from txl_audio.data.shards import INDEX_FILE, Document, Shards, ShardWriter, finish_interrupted, symbol_dtype
+from txl_audio.data.text import VOCABULARY_FILE, CharacterVocabulary
 from txl_audio.tokens import Codec, DataError, TokenSpec, TxlError
 
 MANIFEST_FILE = "manifest.jsonl"
@@ -106,6 +107,7 @@ def prepare(
     *,
     codec: Codec | None = None,
     root: str | Path | None = None,
+    transcripts: str | Path | None = None,
     split: str | None = None,
     trim_db: float | None = None,
     gain: str = "none",
@@ -118,7 +120,8 @@ def prepare(
 
     An interrupted run leaves `OUT.partial`, which the same call continues. A call that would make
     what is already there returns at once (`unchanged`); where the same files have new content, they
-    are prepared again. The folder also gets `manifest.jsonl` (accepted files, Lhotse's fields and
+    are prepared again. The folder also gets `vocabulary.json`
+    where anything is known of what is said, `manifest.jsonl` (accepted files, Lhotse's fields and
     no others, so without splits; lengths at the codec's rate) and `rejected.json`.
 
     Args:
@@ -126,6 +129,8 @@ def prepare(
         out: shard folder to write.
         codec: mu-law where None.
         root: folder of the data set's local copy.
+        transcripts: file of what is said in the recordings, see `transcripts.read_transcripts`; None takes
+            what the data set says of itself.
         split: see `datasets.assign_splits`.
         trim_db: cut silence this far below the loudest part of each clip; None keeps everything.
         gain: see `audio.gain_factor`; `none` leaves levels as they are.
@@ -143,7 +148,10 @@ def prepare(
     audio.parse_gain(gain)
     if trim_db is not None:
         audio.trim(np.zeros(1, np.float32), trim_db)
-    recordings, split = assign_splits(find_recordings(source, root=root), split)
+    recordings = find_recordings(source, root=root)
+    if transcripts is not None:
+        recordings = with_transcripts(recordings, transcripts)
+    recordings, split = assign_splits(recordings, split)
     preparation = {
         "sample_rate_hz": spec.sample_rate_hz,
         "channels": "mean",
@@ -196,6 +204,7 @@ def prepare(
                         id=recording.id,
                         split=str(recording.split),
                         source=recording.source,
+                        text=recording.text,
                         **result.fields,
                     )
                     seconds += document.frames / spec.frame_rate_hz
@@ -204,6 +213,8 @@ def prepare(
         if not writer.documents:
             first = _why(rejected[0])
             raise DataError(f"none of the {len(rejected)} files of {source} can be used; the first: {first}")
+        if characters := set().union(*(document.text for document in writer.documents)):
+            CharacterVocabulary(sorted(characters)).save(writer.folder / VOCABULARY_FILE)
         files = [asdict(item) for item in rejected]
         made = {"source": origin, "set": identity, "request": request, "rejected": files}
         (writer.folder / REJECTED_FILE).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
@@ -250,7 +261,9 @@ def _identity_and_request(
     identity = hashlib.sha256(json.dumps([spec.to_json(), preparation], sort_keys=True).encode())
     states = []
     for r in recordings:
-        identity.update(json.dumps([r.id, str(r.path.absolute()), r.source, r.split, r.claim]).encode())
+        said = [r.text] if r.text else []
+        facts = [r.id, str(r.path.absolute()), r.source, r.split, r.claim, *said]
+        identity.update(json.dumps(facts).encode())
         stat = r.path.stat() if r.path.is_file() else None
         states.append(None if stat is None else (stat.st_size, stat.st_mtime_ns))
     request = hashlib.sha256(json.dumps([identity.hexdigest(), states]).encode())

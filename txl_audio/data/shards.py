@@ -41,6 +41,7 @@ class Document:
         gain: linear factor that was applied.
         trim: [start, end) samples that were kept, at the prepared rate; None where not trimmed.
         clipped: samples beyond [-1, 1] after the gain.
+        text: what is said in a recording; empty where that is not known.
     """
 
     id: str
@@ -53,12 +54,13 @@ class Document:
     gain: float = 1.0
     trim: tuple[int, int] | None = None
     clipped: int = 0
+    text: str = ""
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Document:
         """Raises KeyError or TypeError where `value` is no document."""
         known = {f.name for f in fields(cls)}
-        if set(value) != known:
+        if set(value) | {"text"} != known:
             raise KeyError(f"document fields {sorted(value)}, expected {sorted(known)}")
         trim = value["trim"]
         return cls(**{**value, "trim": None if trim is None else (int(trim[0]), int(trim[1]))})
@@ -234,6 +236,7 @@ class ShardWriter:
         gain: float = 1.0,
         trim: tuple[int, int] | None = None,
         clipped: int = 0,
+        text: str = "",
     ) -> Document:
         """Adds a document: symbols [frames, K], or [frames] where K is 1, of any integer type.
 
@@ -262,6 +265,7 @@ class ShardWriter:
             gain=gain,
             trim=trim,
             clipped=clipped,
+            text=text,
         )
         self._tokens.flush()
         self._journal.write(json.dumps(asdict(document)) + "\n")

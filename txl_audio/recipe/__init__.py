@@ -14,7 +14,9 @@ from txl_audio.recipe.runs import (
     read_tokens,
     run_folder,
     shipped_models,
+    spec_for,
     stream_name,
+    transcripts_of,
     vocabulary_of,
     write_tensors,
 )
@@ -41,8 +43,10 @@ __all__ = [
     "read_tokens",
     "run_folder",
     "shipped_models",
+    "spec_for",
     "stream_name",
     "train",
+    "transcripts_of",
     "vocabulary_of",
     "write_tensors",
 ]

@@ -14,6 +14,7 @@ from txl_audio import runtime
 from txl_audio.codecs import WaveformCodec
 from txl_audio.codecs.predictors import PredictorsConfig
 from txl_audio.config import Config
+from txl_audio.data.transcripts import Order
 from txl_audio.evaluate import EvaluateConfig
 from txl_audio.model.contracts import Waveform
 from txl_audio.model.embeddings import EmbeddingConfig, SampleEmbeddingConfig
@@ -28,20 +29,30 @@ from txl_audio.tokens import ConfigError, SpecError, TokenSpec
 from txl_audio.train import TrainConfig
 
 
-class StreamConfig(Config):
-    """How one stream of symbols enters and leaves the core.
+class StreamSettings(Config):
+    """How the symbols of one stream are read.
 
     symbols_per_frame: groups the samples of a waveform into frames.
     delay_frames: reads every place of a neural codec's frame so many steps later than the place before it.
     predictors: adaptive linear predictors, whose predictions embedding and head get; for waveforms.
+    transcripts: trains on what is said beside the sound of a neural codec, in these orders: `speak` has the
+    text before the sound, `transcribe` after it; see `data.transcripts`.
     vocab_size: of the data; only needed to build the model (`txl-audio info`) before they are prepared.
-    mem_len, segment_len: for one of several streams over a core, instead of the core's.
     """
 
     symbols_per_frame: int = Field(default=1, ge=1)
     delay_frames: int = Field(default=0, ge=0)
+    transcripts: tuple[Order, ...] = ()
     vocab_size: int | None = Field(default=None, ge=1)
     predictors: PredictorsConfig | None = None
+
+
+class StreamConfig(StreamSettings):
+    """How one stream of symbols enters and leaves the core.
+
+    mem_len, segment_len: for one of several streams over a core, instead of the core's.
+    """
+
     embedding: EmbeddingConfig
     head: HeadConfig
     mem_len: int | None = Field(default=None, ge=0)
@@ -93,13 +104,9 @@ class StreamConfig(Config):
         return SequenceModel(spec, embedding=embedding, core=core, head=head, stage=stage)
 
 
-class ModelConfig(Config):
+class ModelConfig(StreamSettings):
     """A core with one stream (`embedding`, `head` and what else StreamConfig has), or several `streams`."""
 
-    symbols_per_frame: int = Field(default=1, ge=1)
-    delay_frames: int = Field(default=0, ge=0)
-    vocab_size: int | None = Field(default=None, ge=1)
-    predictors: PredictorsConfig | None = None
     embedding: EmbeddingConfig | None = None
     core: CoreConfig
     head: HeadConfig | None = None
@@ -122,12 +129,9 @@ class ModelConfig(Config):
     def _check(self) -> ModelConfig:
         if bool(self.streams) == (self.embedding is not None or self.head is not None):
             raise ValueError("give embedding and head for one stream, or streams for several")
-        own = self.vocab_size is not None or self.predictors is not None
-        if self.streams and (own or self.symbols_per_frame != 1 or self.delay_frames):
-            raise ValueError(
-                "vocab_size, predictors, symbols_per_frame and delay_frames are of one stream; move them "
-                "into streams"
-            )
+        own = [n for n, f in StreamSettings.model_fields.items() if getattr(self, n) != f.default]
+        if self.streams and own:
+            raise ValueError(f"{', '.join(own)}: of one stream, but there are several; move it into streams")
         self.parts()
         return self
 
@@ -137,15 +141,8 @@ class ModelConfig(Config):
             return dict(self.streams)
         if self.embedding is None or self.head is None:
             raise ValueError("a model needs an embedding and a head")
-        single = StreamConfig(
-            symbols_per_frame=self.symbols_per_frame,
-            delay_frames=self.delay_frames,
-            vocab_size=self.vocab_size,
-            predictors=self.predictors,
-            embedding=self.embedding,
-            head=self.head,
-        )
-        return {SINGLE: single}
+        settings = {name: getattr(self, name) for name in StreamSettings.model_fields}
+        return {SINGLE: StreamConfig(**settings, embedding=self.embedding, head=self.head)}
 
     def build(self, specs: Mapping[str, TokenSpec]) -> SequenceModel | JointModel:
         """The model for streams of these symbols. Raises ConfigError or SpecError where they do not fit."""
@@ -184,7 +181,7 @@ class SampleConfig(Config):
 
     def weights_for(self, model: SequenceModel, backend: Backend = "auto") -> Weights:
         """`weights` where the compiled backend runs with them, else the model's own."""
-        compiled = backend != "torch" and unsupported(model, self.weights) is None
+        compiled = backend in ("auto", "compiled") and unsupported(model, self.weights) is None
         return self.weights if compiled else "float32"
 
 

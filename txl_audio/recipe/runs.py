@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,8 @@ from txl_audio.checkpoint import RunFolder
 from txl_audio.codecs import MuLawCodec
 from txl_audio.config import load
 from txl_audio.data.shards import INDEX_FILE, Document, Shards
-from txl_audio.data.text import load_vocabulary
+from txl_audio.data.text import VOCABULARY_FILE, load_vocabulary
+from txl_audio.data.transcripts import MARKS, Order, Transcripts
 from txl_audio.model.heads import FrameHeadConfig
 from txl_audio.model.sequence import JointModel, SequenceModel
 from txl_audio.recipe.config import RunConfig, StreamConfig
@@ -28,17 +30,32 @@ SHIPPED = Path(__file__).resolve().parents[1] / "models"
 
 
 class SplitDocuments:
-    """The documents of one split of a shard folder, as flat symbol arrays."""
+    """The documents of one split of a shard folder, as flat symbol arrays.
 
-    def __init__(self, shards: Shards, split: str) -> None:
-        self.shards = shards
+    With `orders` every recording is a document in each of them, with what is said in it. Raises DataError
+    where that is not known.
+    """
+
+    def __init__(self, shards: Shards, split: str, orders: Sequence[Order] = ()) -> None:
+        self.shards, self.orders = shards, orders
         self.documents: Sequence[Document] = shards.of_split(split)
+        self.transcripts = transcripts_of(shards) if orders else None
+        if orders and (silent := [d.id for d in self.documents if not d.text]):
+            raise DataError(
+                f"{shards.path} says nothing of what is said in {len(silent)} recordings of {split} (first: "
+                f"{silent[0]}); prepare them with --transcripts FILE"
+            )
 
     def __len__(self) -> int:
-        return len(self.documents)
+        return len(self.documents) * max(1, len(self.orders))
 
     def __getitem__(self, index: int, /) -> np.ndarray:
-        return self.shards.symbols(self.documents[index]).reshape(-1)
+        number, order = divmod(index, max(1, len(self.orders)))
+        document = self.documents[number]
+        codes = self.shards.symbols(document)
+        if self.transcripts is not None:
+            codes = self.transcripts.document(self.orders[order], codes, document.text)
+        return codes.reshape(-1)
 
     @property
     def separator(self) -> int | None:
@@ -47,20 +64,41 @@ class SplitDocuments:
 
     @property
     def symbols(self) -> int:
-        """Symbols in the split."""
-        return sum(d.frames for d in self.documents) * self.shards.spec.symbols_per_frame
+        """Symbols in the split, those of text among them."""
+        sound = sum(d.frames for d in self.documents) * self.shards.spec.symbols_per_frame
+        text = sum(len(d.text) + MARKS for d in self.documents)
+        return max(1, len(self.orders)) * sound + len(self.orders) * text
 
     @property
     def data_id(self) -> str:
         """Hash of which symbols these are and of their order, from the index."""
-        facts = [(d.id, d.frames, d.sha256, d.gain, d.trim) for d in self.documents]
+        facts: list[Any] = [(d.id, d.frames, d.sha256, d.gain, d.trim) for d in self.documents]
+        if self.orders:
+            facts += [*self.orders, *(d.text for d in self.documents)]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def transcripts_of(shards: Shards) -> Transcripts:
+    """What puts text beside the codes of `shards`. Raises DataError where they have no text."""
+    path = shards.path / VOCABULARY_FILE
+    if not path.is_file():
+        raise DataError(
+            f"{shards.path} says nothing of what is said in its recordings; prepare them with --transcripts "
+            "FILE"
+        )
+    return Transcripts(load_vocabulary(path), shards.spec)
+
+
+def spec_for(part: StreamConfig, shards: Shards) -> TokenSpec:
+    """What a stream reads of `shards`."""
+    return transcripts_of(shards).spec if part.transcripts else shards.spec
 
 
 def open_shards(path: str | Path, model: SequenceModel, *, origin: str) -> Shards:
     """Shards that hold the symbols of the model of `origin`; SpecError otherwise."""
     shards = Shards.open(path)
-    framed = shards.spec.framed(model.spec.symbols_per_frame)
+    spec = transcripts_of(shards).spec if model.spec.text_size else shards.spec
+    framed = spec.framed(model.spec.symbols_per_frame)
     framed.require(model.spec.stored, here=f"the data {path}", there=origin)
     return shards
 
@@ -175,7 +213,7 @@ def describe(
 def _expected_spec(part: StreamConfig, data: str | None, *, origin: str) -> TokenSpec:
     """What a stream's symbols are: of its data where they are prepared, else as its config says."""
     if data is not None and (Path(data) / INDEX_FILE).is_file():
-        return Shards.open(data).spec
+        return spec_for(part, Shards.open(data))
     if part.vocab_size is not None:
         return unnamed_text_spec(part.vocab_size)
     if not isinstance(part.head, FrameHeadConfig):

@@ -15,11 +15,12 @@ from txl_audio.config import load
 from txl_audio.data.shards import Shards
 from txl_audio.data.stream import Documents
 from txl_audio.data.text import VOCABULARY_FILE, load_vocabulary, unit
+from txl_audio.data.transcripts import Order
 from txl_audio.evaluate import EvaluateConfig
 from txl_audio.lanes import StreamData, StreamTraining
 from txl_audio.recipe.config import RunConfig
 from txl_audio.recipe.parts import codec_for_sound
-from txl_audio.recipe.runs import SplitDocuments, new_model
+from txl_audio.recipe.runs import SplitDocuments, new_model, spec_for
 from txl_audio.report import Reporter, Silence, StreamFacts
 from txl_audio.sampling.gallery import keep_sound, keep_text
 from txl_audio.tokens import CheckpointError, ConfigError, TokenSpec
@@ -54,14 +55,16 @@ def _train(config: RunConfig, device: torch.device, *, resume: bool, overwrite: 
     wanted = saved.precision if saved and config.precision == "auto" else config.precision
     precision: runtime.Precision = parallel.shared(runtime.choose_precision(wanted, device))
     config = config.model_copy(update={"precision": precision})
-    model = new_model(config, {name: opened.spec for name, opened in shards.items()}).to(device)
+    parts = config.model.parts()
+    specs = {name: spec_for(parts[name], opened) for name, opened in shards.items()}
+    model = new_model(config, specs).to(device)
     parallel.share_weights(model)
     if runtime.rank() > 0:
         torch.manual_seed(config.seed + runtime.rank())  # dropout of its own
     trainer = Trainer(
         model,
         config.train,
-        {name: _stream_data(opened) for name, opened in shards.items()},
+        {name: _stream_data(opened, parts[name].transcripts) for name, opened in shards.items()},
         folder=folder,
         seed=config.seed,
         precision=precision,
@@ -100,9 +103,9 @@ def _open_data(config: RunConfig) -> dict[str, Shards]:
     return {name: Shards.open(path) for name, path in config.data_folders.items()}
 
 
-def _stream_data(shards: Shards) -> StreamData:
-    train = SplitDocuments(shards, "train")
-    return StreamData(train, SplitDocuments(shards, "val"), data_id=train.data_id, separator=train.separator)
+def _stream_data(shards: Shards, orders: Sequence[Order]) -> StreamData:
+    train, valid = (SplitDocuments(shards, split, orders) for split in ("train", "val"))
+    return StreamData(train, valid, data_id=train.data_id, separator=train.separator)
 
 
 def _scoring(config: RunConfig) -> EvaluateConfig:

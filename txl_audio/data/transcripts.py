@@ -1,0 +1,93 @@
+"""What is said in recordings: read from files, and put beside codes as documents of two kinds of frames.
+
+Shapes: N frames, K symbols per frame, V codes, C characters.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+
+from txl_audio.data.text import TextVocabulary
+from txl_audio.tokens import DataError, TokenSpec
+
+Order: TypeAlias = Literal["speak", "transcribe"]
+
+MARKS = 3
+"""END after what is to be made; SPEAK before sound; WRITE before text."""
+
+
+class Transcripts:
+    """Codes with text beside them, in one stream.
+
+    `speak` is WRITE text SPEAK codes END: a model that goes on after SPEAK says the text. `transcribe` is
+    SPEAK codes WRITE text END. Symbols: V codes, END, C characters, SPEAK, WRITE; so what sound may go on
+    with, and what text may, are one range each. Text and marks stand in the first place of a frame, whose
+    other places hold the start symbol, V + C + 3.
+
+    Args:
+        sound: spec of the codes alone.
+    """
+
+    def __init__(self, vocabulary: TextVocabulary, sound: TokenSpec) -> None:
+        self.vocabulary = vocabulary
+        characters = len(vocabulary.symbols)
+        self.spec = sound.with_text(characters + MARKS, vocabulary.spec.settings_hash)
+        self.end = sound.vocab_size
+        self.speak = self.end + 1 + characters
+        self.write = self.speak + 1
+        self.spoken, self.written = range(self.end + 1), range(self.end, self.speak)
+
+    def document(self, order: Order, codes: np.ndarray, text: str) -> np.ndarray:
+        """codes [N, K] and what is said in them -> frames [M, K] int64."""
+        if order == "speak":
+            return np.concatenate([self.speak_prompt(text), codes, self._frames([self.end])])
+        return np.concatenate([self.transcribe_prompt(codes), self._frames([*self._ids(text), self.end])])
+
+    def speak_prompt(self, text: str) -> np.ndarray:
+        """Frames [M, K] after which a model says `text`. Raises DataError for characters it does not know."""
+        return self._frames([self.write, *self._ids(text), self.speak])
+
+    def transcribe_prompt(self, codes: np.ndarray) -> np.ndarray:
+        """Frames [M, K] after which a model writes what is said in codes [N, K]."""
+        return np.concatenate([self._frames([self.speak]), codes, self._frames([self.write])])
+
+    def text_of(self, symbols: np.ndarray) -> str:
+        """The text of first symbols [M] up to END, or all of them."""
+        ends = np.flatnonzero(symbols == self.end)
+        ids = symbols[: ends[0] if len(ends) else None] - self.end - 1
+        return self.vocabulary.decode(torch.from_numpy(ids))
+
+    def _ids(self, text: str) -> list[int]:
+        return (self.vocabulary.encode(text, complete=False) + self.end + 1).tolist()
+
+    def _frames(self, symbols: list[int]) -> np.ndarray:
+        frames = np.full((len(symbols), self.spec.symbols_per_frame), self.spec.start_symbol, dtype=np.int64)
+        frames[:, 0] = symbols
+        return frames
+
+
+def read_transcripts(path: str | Path) -> dict[str, str]:
+    """What is said in recordings, by id: lines of id, tab (or `|`, as in LJSpeech), text.
+
+    Columns between the first and the last are passed over. Raises DataError where it is no such file.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is not readable as transcripts: {error}") from error
+    texts: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        parts = line.split("\t" if "\t" in line else "|")
+        id, text = parts[0].strip(), parts[-1].strip()
+        if len(parts) < 2 or not id or not text:
+            raise DataError(f"{path}:{number}: {line[:60]!r} is no id, tab and text of a recording")
+        if texts.setdefault(id, text) != text:
+            raise DataError(f"{path}:{number}: a second transcript of {id!r}")
+    return texts
