@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tiny import CORES, STREAMS, TEXT, core_config, randomised, text_model, wave_model
+from tests.tiny import CORES, STREAMS, TEXT, codes_model, core_config, randomised, text_model, wave_model
 from txl_audio.codecs.mulaw import MuLawCodec
 from txl_audio.evaluate import score_document
 from txl_audio.model.adaptive import AdaptiveEmbeddingConfig, AdaptiveHeadConfig
@@ -71,6 +71,24 @@ def symbols_model(embedding_config: Any, head_config: Any) -> SequenceModel:
     return randomised(build)
 
 
+ADAPTIVE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "no clusters": ({"cutoffs": ()}, {}),
+    "one table": ({"cutoffs": (4, 9)}, {}),
+    "one table, projected": ({"cutoffs": (4, 9), "d_embed": 9}, {"tie_projs": (False, True)}),
+    "tables": ({"cutoffs": (4, 9), "div_val": 2}, {"tie_projs": (False, True, True)}),
+    "untied, no width left": ({"cutoffs": (4, 9), "div_val": 4, "d_embed": 8}, {"tied": False}),
+}
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_every_kind_of_adaptive_clusters(name: str) -> None:
+    embedding, head = ADAPTIVE[name]
+    model = symbols_model(
+        AdaptiveEmbeddingConfig(kind="adaptive", **embedding), AdaptiveHeadConfig(kind="adaptive", **head)
+    )
+    assert_same(model, prompt_len=5, frames=40)
+
+
 def test_every_kind_of_softmax_and_embedding() -> None:
     ngrams = NgramConfig(lengths=(2, 4), rows=13, width=5)
     for embedding in (SymbolEmbeddingConfig(d_embed=7), SymbolEmbeddingConfig(d_embed=7, ngrams=ngrams)):
@@ -83,6 +101,15 @@ def test_a9_pieces_of_any_length(count: int) -> None:
     expected, fast = samplers(wave_model("staged-p4", window="segment"), prompt_len=9)
     pieces = [fast.next_frames(min(count, 40 - at)) for at in range(0, 40, count)]
     assert torch.equal(torch.cat(pieces, dim=1), expected.next_frames(40))
+    torch.testing.assert_close(fast.nats, expected.nats, rtol=1e-4, atol=1e-4)
+
+
+def test_a_start_symbol_begins_the_predictors_anew() -> None:
+    expected, fast = samplers(wave_model("staged-p4"), prompt_len=8)
+    for sampler in (expected, fast):
+        sampler.next_frames(5)
+        sampler._frame = torch.full_like(sampler._frame, sampler.model.spec.start_symbol)
+    assert torch.equal(fast.next_frames(6), expected.next_frames(6))
     torch.testing.assert_close(fast.nats, expected.nats, rtol=1e-4, atol=1e-4)
 
 
@@ -121,7 +148,9 @@ def test_int8_weights_are_close(stream: str) -> None:
 
 def test_all_models_share_one_compilation() -> None:
     """A compilation takes half a minute: nothing of a model but the kind of its weights may ask for one."""
-    for model in (text_model(), wave_model("p1-softmax"), wave_model("staged-p4", norm="pre")):
+    clusters = AdaptiveEmbeddingConfig(kind="adaptive", cutoffs=(4, 9), div_val=2)
+    adaptive = symbols_model(clusters, AdaptiveHeadConfig(kind="adaptive"))
+    for model in (text_model(), adaptive, wave_model("p1-softmax"), wave_model("staged-p4", norm="pre")):
         Sampler(model, lanes=2, prompt=torch.zeros(2, 4, dtype=torch.int64))
     assert len(compiled._run.signatures) <= len(("float32", "int8"))
 
@@ -134,11 +163,10 @@ def test_the_compilation_is_kept_on_disk() -> None:
 
 
 def test_what_is_not_compiled_is_sampled_by_torch() -> None:
-    adaptive = AdaptiveEmbeddingConfig(kind="adaptive", cutoffs=(4,))
-    model = symbols_model(adaptive, AdaptiveHeadConfig(kind="adaptive", tied=True))
+    model = codes_model()
     prompt = torch.tensor([[1, 2]])
     assert Sampler(model, prompt=prompt).backend == "torch cpu"
-    with pytest.raises(ConfigError, match="cannot be compiled: its embedding is adaptive; use backend torch"):
+    with pytest.raises(ConfigError, match="cannot be compiled: its head, DepthHead, is not compiled; use b"):
         Sampler(model, prompt=prompt, backend="compiled")
     with pytest.raises(ConfigError, match="int8 weights need an even d_head, got 5; use backend torch"):
         Sampler(text_model(), prompt=prompt, backend="compiled", weights="int8")

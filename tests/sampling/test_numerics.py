@@ -8,7 +8,6 @@ import torch
 from numba import njit
 
 from txl_audio.sampling import numerics
-from txl_audio.sampling.numerics import Matrix
 
 RANDOM = np.random.default_rng(0)
 
@@ -37,35 +36,6 @@ def test_functions_are_as_exact_as_float32() -> None:
 
 
 @njit
-def products(x, matrix, y):
-    for index in range(matrix.number):
-        numerics.product(x, matrix, index, y[index])
-
-
-@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (64, 32), (70, 33), (129, 1030)])
-def test_products(outputs: int, inputs: int) -> None:
-    weights, x = normal(2, outputs, inputs), normal(3, inputs)
-    expected = x.astype(np.float64) @ weights.astype(np.float64).transpose(0, 2, 1)
-    y = np.empty((2, 3, outputs), np.float32)
-    products(x, Matrix.pack(weights, "float32"), y)
-    np.testing.assert_allclose(y, expected, atol=2e-6 * inputs**0.5, rtol=1e-6)
-    matrix = Matrix.pack(weights, "int8")
-    products(x, matrix, y)
-    # With the weights that int8 can say it is exact, but for inputs of 14 or 15 bits.
-    scale = np.abs(weights).max(axis=2, keepdims=True) / 127
-    said = np.rint(weights / scale) * scale
-    np.testing.assert_allclose(y, x @ said.transpose(0, 2, 1), atol=1e-3 * inputs**0.5)
-    assert np.sqrt(np.mean((y - expected) ** 2)) < 0.01 * inputs**0.5
-
-
-def test_int8_sums_have_room() -> None:
-    weights, x = np.full((1, 64, 4096), 1.0, np.float32), np.full((1, 4096), 3.0, np.float32)
-    y = np.empty((1, 1, 64), np.float32)
-    products(x, Matrix.pack(weights, "int8"), y)
-    np.testing.assert_allclose(y, 3 * 4096, rtol=1e-3)
-
-
-@njit
 def put(row, values):
     numerics.put(row, values)
 
@@ -82,8 +52,12 @@ def test_bfloat16_is_rounded_as_pytorch_does() -> None:
 def through_ring(ring, rows, x, scores, out):
     for j in range(len(rows)):
         numerics.put(ring[j], rows[j])
-    numerics.ring_dots(scores, ring, x)
-    numerics.ring_rows(out, scores, ring)
+    ordered = np.empty_like(x)
+    numerics.as_ring(x, ordered, ring)
+    numerics.ring_dots(scores, ring, ordered)
+    numerics.as_ring(out, ordered, ring)
+    numerics.ring_rows(ordered, scores, ring)
+    numerics.from_ring(ordered, out, ring)
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.uint32])

@@ -50,7 +50,8 @@ def sample(
     ] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same result.")] = 0,
     backend: Annotated[
-        str, typer.Option(help="auto, compiled (without Python, on a CPU) or torch.")
+        str,
+        typer.Option(help="auto, compiled (without Python, on a CPU), graph (recorded, on a GPU) or torch."),
     ] = "auto",
     weights: Annotated[
         str | None, typer.Option(help="Compiled: float32, or int8, which is faster and nearly as good.")
@@ -68,7 +69,7 @@ def sample(
     from txl_audio import recipe
     from txl_audio.sampling.sampler import named_backend
 
-    one_of("--backend", backend, ("auto", "compiled", "torch"))
+    one_of("--backend", backend, ("auto", "compiled", "graph", "torch"))
     one_of("--weights", weights or "float32", ("float32", "int8"))
     config, model = recipe.load_run(run, device=device, stream=stream)
     filters = config.sample.filters(

@@ -97,6 +97,14 @@ class AdaptiveEmbedding(Embedding):
             return tables[0][self.bounds[cluster] : self.bounds[cluster + 1]]
         return tables[cluster]
 
+    def table(self, cluster: int) -> Tensor:
+        """Vectors of the words of one cluster, [n_i, d_i]."""
+        return self.of_cluster(self.tables, cluster)
+
+    def projection(self, cluster: int) -> Tensor | None:
+        """[D, d_i], None where vectors have the model's width."""
+        return self.projections[0 if self.one_table else cluster] if self.projected else None
+
     def forward(self, history: Tensor, side: Tensor | None = None) -> Tensor:
         ids = history.flatten()
         if self.one_table:
@@ -166,16 +174,22 @@ class AdaptiveHead(Head):
         self.cutoffs: Tensor
         self.register_buffer("cutoffs", torch.tensor(self.bounds[1:-1], dtype=torch.int64), persistent=False)
 
+    def table(self, cluster: int) -> Tensor:
+        """Vectors of the words of one cluster, [n_i, d_i]."""
+        return self._embedding[0].of_cluster(self.tables or self._embedding[0].tables, cluster)
+
+    def projection(self, cluster: int) -> Tensor | None:
+        """[D, d_i], None where vectors have the model's width."""
+        own = str(cluster) in self.projections
+        return self.projections[str(cluster)] if own else self._embedding[0].projection(cluster)
+
     def logits(self, hidden: Tensor, cluster: int) -> Tensor:
         """hidden [N, D] -> scores of the words of one cluster, float32 [N, n_i]; for cluster 0 those of
         the clusters after it come last, [N, n_0 + C - 1]."""
-        embedding = self._embedding[0]
-        if str(cluster) in self.projections:
-            hidden = hidden @ self.projections[str(cluster)]
-        elif embedding.projected:
-            hidden = hidden @ embedding.projections[0 if embedding.one_table else cluster]
-        weight = embedding.of_cluster(self.tables or embedding.tables, cluster)
-        bias = embedding.of_cluster(self.biases, cluster)
+        projection = self.projection(cluster)
+        if projection is not None:
+            hidden = hidden @ projection
+        weight, bias = self.table(cluster), self._embedding[0].of_cluster(self.biases, cluster)
         if cluster == 0:
             weight, bias = torch.cat([weight, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
         return F.linear(hidden, weight).float() + bias

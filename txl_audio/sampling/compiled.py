@@ -6,7 +6,8 @@ Shapes: B lanes, K symbols per frame, D model width, H heads, L layers, C ring s
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
@@ -18,6 +19,8 @@ from txl_audio import runtime
 from txl_audio.codecs import predictors
 from txl_audio.codecs.predictors import PARTS, Predictors
 from txl_audio.model import heads
+from txl_audio.model.adaptive import AdaptiveEmbedding, AdaptiveHead
+from txl_audio.model.block import ResidualBlock
 from txl_audio.model.embeddings import (
     NgramEmbedding,
     SampleEmbedding,
@@ -25,15 +28,16 @@ from txl_audio.model.embeddings import (
     StageFeatures,
     SymbolEmbedding,
 )
-from txl_audio.model.heads import TAP_GAIN, FrameHead, ResidualBlock, SoftmaxHead
+from txl_audio.model.heads import TAP_GAIN, FrameHead, SoftmaxHead
 from txl_audio.model.memory import DecodeState
 from txl_audio.model.sequence import SequenceDecodeState, SequenceModel
 from txl_audio.model.transformer import TransformerXL
-from txl_audio.sampling import kernels, layers, numerics, packed
+from txl_audio.sampling import kernels, layers, matrix, numerics, packed
 from txl_audio.sampling.filters import Filters
-from txl_audio.sampling.numerics import Matrix
+from txl_audio.sampling.matrix import Matrix
 
 Weights: TypeAlias = Literal["float32", "int8"]
+Pack: TypeAlias = Callable[[Tensor | Iterable[Tensor] | None], Matrix]
 
 
 def unsupported(model: SequenceModel, weights: Weights) -> str | None:
@@ -41,10 +45,10 @@ def unsupported(model: SequenceModel, weights: Weights) -> str | None:
     device = next(model.parameters()).device
     if device.type != "cpu":
         return f"the model is on {device}, and the compiled step runs on a CPU"
-    if not isinstance(model.embedding, SymbolEmbedding | SampleEmbedding):
-        return "its embedding is adaptive"
-    if not isinstance(model.head, SoftmaxHead | FrameHead):
-        return "its head is adaptive"
+    if not isinstance(model.embedding, SymbolEmbedding | AdaptiveEmbedding | SampleEmbedding):
+        return f"its embedding, {type(model.embedding).__name__}, is not compiled"
+    if not isinstance(model.head, SoftmaxHead | AdaptiveHead | FrameHead):
+        return f"its head, {type(model.head).__name__}, is not compiled"
     if not isinstance(model.stage, Predictors | None):
         return "its codec has a stage that is not compiled"
     if weights == "int8" and model.core.config.d_head % 2:
@@ -59,7 +63,7 @@ class Compiled:
         state: whose position terms are taken. Its ring is changed to bfloat16 with int8 weights, where
             reading it takes about as long as reading the weights.
         weights: int8 rounds the large matrices, each output by its own scale; those at the end of a frame
-            head, on which predictions depend most, stay float32.
+            head, on which predictions depend most, and those of adaptive clusters stay float32.
     """
 
     def __init__(
@@ -75,13 +79,14 @@ class Compiled:
         if weights == "int8":
             core = state.core
             core.keys, core.values = core.keys.to(torch.bfloat16), core.values.to(torch.bfloat16)
+        lanes = len(state.recent)
+        pack = partial(_matrix, kind=weights, lanes=lanes)
         self._parts = (
-            _embedding(model.embedding, weights),
-            _core(model.core, state.core, weights),
-            _head(model.head, weights),
+            _embedding(model.embedding, pack),
+            _core(model.core, state.core, pack),
+            _head(model.head, pack),
             _stage(model.stage),
         )
-        lanes = len(state.recent)
         none = torch.empty(lanes, 0, dtype=torch.int64)
         uniforms = torch.empty(lanes, 0, self._places, dtype=torch.float64)
         # No frames: it only compiles, or loads what was, which takes a fraction of a second.
@@ -102,11 +107,11 @@ class Compiled:
         )
         _run(
             *self._parts, draw, _ring(core.keys), _ring(core.values), core.start.numpy(), stage.numpy(),
-            line.numpy(), history + places, core.time, core.segment_phase, known.size(1), uniforms.numpy(),
-            nats.numpy(),
+            line.numpy(), history + places, int(core.time), int(core.segment_phase), known.size(1),
+            uniforms.numpy(), nats.numpy(),
         )  # fmt: skip
         core.time += frames
-        core.segment_phase = (core.segment_phase + frames) % self._segment_len
+        core.segment_phase.add_(frames).remainder_(self._segment_len)
         state.recent = line[:, frames * places : frames * places + history].clone()
         return line[:, history + places :].view(lanes, frames, places), nats
 
@@ -122,12 +127,12 @@ def _array(values: Tensor) -> np.ndarray:
     return np.ascontiguousarray(values.detach().float().numpy())
 
 
-def _matrix(weights: Tensor | Iterable[Tensor] | None, kind: Weights) -> Matrix:
+def _matrix(weights: Tensor | Iterable[Tensor] | None, *, kind: Weights, lanes: int) -> Matrix:
     """A matrix [O, I], or several, [N, O, I]; none where there is none."""
     if weights is None:
-        return Matrix.pack(np.empty((0, 0, 0), np.float32), kind)
+        return Matrix.pack(np.empty((0, 0, 0), np.float32), kind, lanes=lanes)
     stacked = weights if isinstance(weights, Tensor) else torch.stack(list(weights))
-    return Matrix.pack(_array(stacked.reshape(-1, *stacked.shape[-2:])), kind)
+    return Matrix.pack(_array(stacked.reshape(-1, *stacked.shape[-2:])), kind, lanes=lanes)
 
 
 def _norm(norm: nn.LayerNorm) -> Tensor:
@@ -135,7 +140,7 @@ def _norm(norm: nn.LayerNorm) -> Tensor:
     return torch.stack([norm.weight, norm.bias])
 
 
-def _core(core: TransformerXL, state: DecodeState, kind: Weights) -> packed.Core:
+def _core(core: TransformerXL, state: DecodeState, pack: Pack) -> packed.Core:
     config, layers = core.config, core.layers
     heads, width = config.n_head, config.d_head
     u = torch.zeros(len(layers), heads, width)
@@ -155,11 +160,11 @@ def _core(core: TransformerXL, state: DecodeState, kind: Weights) -> packed.Core
     # The first frame of a segment sees mem_len frames and itself, later ones more where the window grows.
     reach = int(core.window_limit(1, torch.device("cpu"))[0, 0])
     return packed.Core(
-        qkv=_matrix((x.qkv.weight for x in layers), kind),
-        out=_matrix((x.out.weight for x in layers), kind),
-        expand=_matrix((x.expand.weight for x in layers), kind),
+        qkv=pack(x.qkv.weight for x in layers),
+        out=pack(x.out.weight for x in layers),
+        expand=pack(x.expand.weight for x in layers),
         expand_bias=_array(torch.stack([x.expand.bias for x in layers])),
-        contract=_matrix((x.contract.weight for x in layers), kind),
+        contract=pack(x.contract.weight for x in layers),
         contract_bias=_array(torch.stack([x.contract.bias for x in layers])),
         attention_norm=_array(torch.stack([_norm(x.attention_norm) for x in layers])),
         feed_forward_norm=_array(torch.stack([_norm(x.feed_forward_norm) for x in layers])),
@@ -170,7 +175,7 @@ def _core(core: TransformerXL, state: DecodeState, kind: Weights) -> packed.Core
         gelu=config.activation == "gelu",
         u=_array(u),
         v=_array(v),
-        r=_matrix(r or None, kind),
+        r=pack(r or None),
         b=_array(b),
         added=_array(added),
         reach=reach,
@@ -188,21 +193,40 @@ def _features(features: SampleFeatures | StageFeatures | None) -> packed.Feature
     return packed.Features(features.samples, _array(table), staged)
 
 
-def _embedding(embedding: nn.Module, kind: Weights) -> packed.Embedding:
+def _embedding(embedding: nn.Module, pack: Pack) -> packed.Embedding:
     nothing, none = torch.empty(0), np.empty((0, 0), np.float32)
     if isinstance(embedding, SampleEmbedding):
         read, write = cast("tuple[nn.Linear, nn.Linear]", (embedding.net[0], embedding.net[2]))
         return packed.Embedding(
-            none, 0, 1.0, none, _ngrams(None), _features(embedding.features),
-            _matrix(read.weight, kind), _array(read.bias), _matrix(write.weight, kind), _array(write.bias),
+            none, 0, 1.0, none, _words(None), _ngrams(None), _features(embedding.features),
+            pack(read.weight), _array(read.bias), pack(write.weight), _array(write.bias),
+        )  # fmt: skip
+    if isinstance(embedding, AdaptiveEmbedding):
+        return packed.Embedding(
+            none, 0, embedding.d_model**0.5, none, _words(embedding), _ngrams(None), _features(None),
+            pack(None), _array(nothing), pack(None), _array(nothing),
         )  # fmt: skip
     assert isinstance(embedding, SymbolEmbedding)
     projection = none if embedding.projection is None else _array(embedding.projection.weight)
     return packed.Embedding(
         _array(embedding.weight), embedding.rows, embedding.scale, projection,
-        _ngrams(embedding.ngrams), _features(None),
-        _matrix(None, kind), _array(nothing), _matrix(None, kind), _array(nothing),
+        _words(None), _ngrams(embedding.ngrams), _features(None),
+        pack(None), _array(nothing), pack(None), _array(nothing),
     )  # fmt: skip
+
+
+def _words(clusters: AdaptiveEmbedding | AdaptiveHead | None) -> packed.Words:
+    none, numbers = np.empty(0, np.float32), np.empty(0, np.int64)
+    if clusters is None:
+        return packed.Words(numbers, numbers, none, none)
+    every = range(len(clusters.bounds) - 1)
+    tables, projections = ([of(i) for i in every] for of in (clusters.table, clusters.projection))
+    lines = [[_array(x).ravel() for x in group if x is not None] for group in (tables, projections)]
+    return packed.Words(
+        np.array(clusters.bounds),
+        np.array([table.size(1) for table in tables if table is not None]),
+        *(np.concatenate([none, *line]) for line in lines),
+    )
 
 
 def _ngrams(ngrams: NgramEmbedding | None) -> packed.Ngrams:
@@ -213,31 +237,37 @@ def _ngrams(ngrams: NgramEmbedding | None) -> packed.Ngrams:
     return packed.Ngrams(lengths, ngrams.base, ngrams.config.rows, table, _array(ngrams.projection.weight))
 
 
-def _head(head: nn.Module, kind: Weights) -> packed.Head:
-    nothing: dict[str, Any] = dict.fromkeys(
-        ("vocabulary", "read", "condition", "inner", "outer"), _matrix(None, kind)
-    )
-    flat = ("vocabulary_bias", "read_bias", "output_bias", "shared")
+def _head(head: nn.Module, pack: Pack) -> packed.Head:
+    nothing: dict[str, Any] = dict.fromkeys(("vocabulary", "read", "condition", "inner", "outer"), pack(None))
+    flat = ("vocabulary_bias", "entry_bias", "read_bias", "output_bias", "shared")
     nothing |= dict.fromkeys(flat, np.empty(0, np.float32))
-    square = ("projection", "output", "predict", "inner_bias", "outer_bias")
+    square = ("projection", "entries", "output", "predict", "inner_bias", "outer_bias")
     nothing |= dict.fromkeys(square, np.empty((0, 0), np.float32))
     nothing |= {"norms": np.empty((0, 2, 0), np.float32), "edges": np.empty(0), "features": _features(None)}
-    nothing |= {"first_gate": 0, "mixtures": 0}
+    nothing |= {"words": _words(None), "first_gate": 0, "mixtures": 0}
     if isinstance(head, SoftmaxHead):
         given: dict[str, Any] = {
-            "vocabulary": _matrix(head.vectors, kind),
+            "vocabulary": pack(head.vectors),
             "vocabulary_bias": _array(head.bias),
         }
         if head.projection is not None:
             given["projection"] = _array(head.projection.weight)
         return packed.Head(**nothing | given)
+    if isinstance(head, AdaptiveHead):
+        given = {
+            "words": _words(head),
+            "vocabulary_bias": _array(torch.cat(list(head.biases))),
+            "entries": _array(head.cluster_weight),
+            "entry_bias": _array(head.cluster_bias),
+        }
+        return packed.Head(**nothing | given)
     assert isinstance(head, FrameHead)
     blocks = cast("list[ResidualBlock]", list(head.blocks))
     given = {
         "features": _features(head.features),
-        "read": _matrix(head.read.weight, kind),
+        "read": pack(head.read.weight),
         "read_bias": _array(head.read.bias),
-        "condition": _matrix(head.condition.weight, kind),
+        "condition": pack(head.condition.weight),
         "norms": _array(torch.stack([_norm(x.norm) for x in blocks] + [_norm(head.norm)])),
         "output": _array(head.output.weight),
         "output_bias": _array(head.output.bias),
@@ -246,7 +276,7 @@ def _head(head: nn.Module, kind: Weights) -> packed.Head:
     if blocks:
         for name in ("inner", "outer"):
             layers = [getattr(block, name) for block in blocks]
-            given[name] = _matrix((x.weight for x in layers), kind)
+            given[name] = pack(x.weight for x in layers)
             given[f"{name}_bias"] = _array(torch.stack([x.bias for x in layers]))
     if head.predict is not None:
         given |= {
@@ -261,9 +291,11 @@ def _head(head: nn.Module, kind: Weights) -> packed.Head:
 def _stage(stage: Any) -> packed.Stage:
     if stage is None:
         none, numbers = np.empty(0), np.empty(0, np.int64)
-        return packed.Stage(0, (0,) * PARTS, none, numbers, np.empty((0, 0)), none)
+        return packed.Stage(0, none, (0,) * PARTS, none, numbers, np.empty((0, 0)), none)
     ends = tuple(int(end) for end in np.cumsum(stage.sizes))
-    return packed.Stage(stage.width, ends, stage.levels, stage.orders, stage.settings, stage.shape)
+    return packed.Stage(
+        stage.width, stage.start, ends, stage.levels, stage.orders, stage.settings, stage.shape
+    )
 
 
 def _cached(stamp: int) -> Any:
@@ -288,4 +320,4 @@ def _stamp(*modules: Any) -> int:
     return stamp
 
 
-_run = _cached(_stamp(kernels, layers, numerics, packed, predictors, heads))
+_run = _cached(_stamp(kernels, layers, matrix, numerics, packed, predictors, heads))

@@ -16,8 +16,9 @@ from numba.extending import register_jitable
 
 from txl_audio.codecs import predictors
 from txl_audio.model.heads import OFFSET_GAIN, UNIFORM_SHARE
-from txl_audio.sampling.layers import embed, read_window, step, walk
-from txl_audio.sampling.numerics import FAST, add_bias, dense, exp, exp64, f32, larger, product
+from txl_audio.sampling.layers import embed, read_window, score_words, step, walk
+from txl_audio.sampling.matrix import product
+from txl_audio.sampling.numerics import FAST, add_bias, dense, exp, exp64, f32, larger
 
 
 @register_jitable(fastmath=FAST, error_model="numpy")
@@ -135,6 +136,8 @@ def observe(stage, line, first, last, ahead, side):
         for b in range(len(line)):
             parts = predictors.split(ahead[b], stage.ends)
             for i in range(first, last):
+                if line[b, i] >= len(stage.levels):  # a start symbol
+                    ahead[b] = stage.start
                 predictors.observe(line[b, i], parts, stage.levels, stage.orders, stage.settings, stage.shape)
             predictors.features(parts, stage.orders, side[b])
 
@@ -207,6 +210,8 @@ def run(
                     window = line[b][now - head.features.samples : now]
                     center[b], unit[b] = read_window(head.features, window, side[b], inputs[b])
                 walk(head, inputs, conditions, place, z, output)
+            elif len(head.words.widths):
+                score_words(head, hidden, output)
             else:
                 if len(head.projection):
                     narrow[:] = f32(0.0)

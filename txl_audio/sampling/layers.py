@@ -13,16 +13,20 @@ import math
 import numpy as np
 from numba.extending import register_jitable
 
+from txl_audio.sampling.matrix import product
 from txl_audio.sampling.numerics import (
     FAST,
     add_bias,
     add_bias_gelu,
+    add_dots,
+    add_rows,
+    as_ring,
     dense,
     exp,
     f32,
+    from_ring,
     larger,
     layer_norm,
-    product,
     put,
     ring_dots,
     ring_rows,
@@ -51,11 +55,77 @@ def read_window(features, symbols, side, out):
     return f32(0.0), level
 
 
+@register_jitable
+def cluster(words, index, width):
+    """One cluster's table [n, d] and projection [D, d], D the `width` of the model; without rows if none."""
+    if not len(words.projections):
+        width = 0
+    before = at = 0
+    for i in range(index):
+        before += (words.bounds[i + 1] - words.bounds[i]) * words.widths[i]
+        at += width * words.widths[i]
+    rows, own = words.bounds[index + 1] - words.bounds[index], words.widths[index]
+    table = words.tables[before : before + rows * own].reshape((rows, own))
+    return table, words.projections[at : at + width * own].reshape((width, own))
+
+
+@register_jitable(fastmath=FAST)
+def score_words(head, hidden, output):
+    """`AdaptiveHead.log_probs` but for a constant of every lane: hidden [B, D] -> output [B, V]."""
+    lanes, width = hidden.shape
+    words = head.words
+    entries = np.empty((lanes, len(head.entries)), np.float32)
+    for index in range(len(words.widths)):
+        table, projection = cluster(words, index, width)
+        low, high = words.bounds[index], words.bounds[index + 1]
+        narrow = hidden
+        if len(projection):
+            narrow = np.zeros((lanes, words.widths[index]), np.float32)
+            for b in range(lanes):
+                add_rows(narrow[b], hidden[b], projection)
+        for b in range(lanes):
+            scores = output[b][low:high]
+            scores[:] = head.vocabulary_bias[low:high]
+            add_dots(scores, table, narrow[b])
+            if index == 0:
+                entries[b] = head.entry_bias
+                add_dots(entries[b], head.entries, narrow[b])
+            else:
+                shift = entries[b, index - 1] - log_sum_exp(scores)
+                for i in range(scores.size):
+                    scores[i] += shift
+
+
+@register_jitable(fastmath=FAST)
+def log_sum_exp(x):
+    """Of x [N]."""
+    largest, total = x[0], 0.0
+    for i in range(x.size):
+        largest = larger(largest, x[i])
+    for i in range(x.size):
+        total += exp(x[i] - largest)
+    return largest + f32(math.log(total))
+
+
 @register_jitable(fastmath=FAST)
 def embed(embedding, line, at, places, side, x):
     """`Embedding.forward`: the symbols line [B, N] before index `at` -> x [B, D]."""
     lanes = len(x)
-    table, ngrams = embedding.table, embedding.ngrams
+    table, words, ngrams = embedding.table, embedding.words, embedding.ngrams
+    if len(words.widths):
+        for b in range(lanes):
+            symbol, index = line[b, at - 1], 0
+            while symbol >= words.bounds[index + 1]:
+                index += 1
+            vectors, projection = cluster(words, index, x.shape[1])
+            vector = vectors[symbol - words.bounds[index]]
+            if len(projection):
+                x[b] = f32(0.0)
+                add_dots(x[b], projection, vector)
+            else:
+                x[b] = vector
+        x *= f32(embedding.scale)
+        return
     if not len(table):
         samples = embedding.features.samples
         inputs = np.empty((lanes, embedding.read.inputs), np.float32)
@@ -89,7 +159,7 @@ def embed(embedding, line, at, places, side, x):
 
 
 @register_jitable(fastmath=FAST)
-def attend(query, keys, values, scores, slot, seen, out):
+def attend(query, keys, values, scores, slot, seen, scratch, out):
     """Attention of one head: query [d] on the `seen` newest rows of keys and values [C, d], newest at `slot`.
 
     scores [C]: what positions add, from the farthest distance to 0; overwritten. out [d]: the mean of values.
@@ -98,8 +168,9 @@ def attend(query, keys, values, scores, slot, seen, out):
     slots, newer = len(scores), min(seen, slot + 1)
     older = seen - newer
     scores = scores[slots - seen :]
-    ring_dots(scores[:older], keys[slots - older :], query)
-    ring_dots(scores[older:], keys[slot + 1 - newer : slot + 1], query)
+    as_ring(query, scratch, keys)
+    ring_dots(scores[:older], keys[slots - older :], scratch)
+    ring_dots(scores[older:], keys[slot + 1 - newer : slot + 1], scratch)
     largest = scores[0]
     for i in range(scores.size):
         largest = larger(largest, scores[i])
@@ -108,9 +179,10 @@ def attend(query, keys, values, scores, slot, seen, out):
         weight = exp(scores[i] - largest)
         scores[i] = weight
         total += weight
-    out[:] = f32(0.0)
-    ring_rows(out, scores[:older], values[slots - older :])
-    ring_rows(out, scores[older:], values[slot + 1 - newer : slot + 1])
+    scratch[:] = f32(0.0)
+    ring_rows(scratch, scores[:older], values[slots - older :])
+    ring_rows(scratch, scores[older:], values[slot + 1 - newer : slot + 1])
+    from_ring(scratch, out, values)
     for i in range(out.size):
         out[i] /= total
 
@@ -125,7 +197,8 @@ def step(core, x, keys, values, start, time, phase):
     inner, added = np.empty_like(x), np.empty_like(x)
     qkv = np.empty((lanes, 3 * both), np.float32)
     mixed = np.empty((lanes, both), np.float32)
-    content, position = np.empty(width, np.float32), np.empty((lanes, width), np.float32)
+    content, scratch = np.empty(width, np.float32), np.empty(width, np.float32)
+    position = np.empty((lanes, width), np.float32)
     scores = np.empty((lanes, slots), np.float32)
     wide = np.empty((lanes, core.expand_bias.shape[1]), np.float32)
     for layer in range(layers):
@@ -156,7 +229,7 @@ def step(core, x, keys, values, start, time, phase):
                 seen = min(time - start[b], core.reach + core.grows * phase) + 1
                 attend(
                     content, keys[layer, b, head], values[layer, b, head], scores[b], slot, seen,
-                    mixed[b][low:high],
+                    scratch, mixed[b][low:high],
                 )  # fmt: skip
         product(mixed, core.out, layer, added)
         x += added

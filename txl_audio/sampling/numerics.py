@@ -1,20 +1,19 @@
 """Arithmetic of the compiled sampler: what LLVM turns into vector instructions.
 
 numba calls the scalar functions of libm one number at a time; the polynomials here are computed many at once.
-Weights are float32 or int8; keys and values of the ring float32 or pairs of bfloat16 in a uint32, of which a
-whole register is read at once; which one is known when a kernel is compiled.
+Keys and values of the ring are float32 or pairs of bfloat16 in a uint32, of which a whole register is read at
+once; which one is known when a kernel is compiled.
 
 Shapes: B lanes, I inputs, O outputs of a matrix.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic, overload, register_jitable
 
 FAST = {"contract", "reassoc", "nsz", "arcp", "nnan", "ninf"}
@@ -23,38 +22,6 @@ EXACT = {"contract"}
 """Order matters: the two steps of a range reduction must not be merged."""
 
 f32 = np.float32
-BLOCK = 64
-"""Outputs of an int8 matrix that are summed together: 4 vector registers of 16 int32."""
-
-
-class Matrix(NamedTuple):
-    """`number` matrices of one shape, as `product` reads them.
-
-    float32: values [N, I, O], scale empty. int8: values [N, O / 64, I / 2, 128], two inputs of 64 outputs
-    beside each other and both sizes filled up with zeros; scale [N, O] float32 of every output.
-    """
-
-    number: int
-    inputs: int
-    outputs: int
-    values: np.ndarray
-    scale: np.ndarray
-
-    @classmethod
-    def pack(cls, weights: np.ndarray, kind: str) -> Matrix:
-        """weights [N, O, I] float32, as PyTorch keeps them; kind `float32` or `int8`."""
-        number, outputs, inputs = weights.shape
-        if kind == "float32":
-            values = np.ascontiguousarray(weights.transpose(0, 2, 1))
-            return cls(number, inputs, outputs, values, np.empty((0, 0), np.float32))
-        weights = np.pad(weights, ((0, 0), (0, -outputs % BLOCK), (0, inputs % 2)))
-        scale = np.abs(weights).max(axis=2, initial=1e-30) / 127
-        pairs = np.rint(weights / scale[:, :, None]).astype(np.int8)
-        pairs = pairs.reshape(number, weights.shape[1] // BLOCK, BLOCK, weights.shape[2] // 2, 2).transpose(
-            0, 1, 3, 2, 4
-        )
-        values = np.ascontiguousarray(pairs).reshape(*pairs.shape[:3], 2 * BLOCK)
-        return cls(number, inputs, outputs, values, scale.astype(np.float32))
 
 
 @register_jitable(fastmath=EXACT)
@@ -222,19 +189,39 @@ def put(row: np.ndarray, values: np.ndarray) -> None:
     raise NotImplementedError
 
 
+def as_ring(values: np.ndarray, out: np.ndarray, rows: np.ndarray) -> None:
+    """values [d] in the order that rows of the ring are read in: of pairs all first ones, then all second."""
+    raise NotImplementedError
+
+
+def from_ring(values: np.ndarray, out: np.ndarray, rows: np.ndarray) -> None:
+    """The inverse of `as_ring`."""
+    raise NotImplementedError
+
+
 def ring_dots(y: np.ndarray, rows: np.ndarray, x: np.ndarray) -> None:
-    """`add_dots` with rows of the ring."""
+    """`add_dots` with rows of the ring and x in its order."""
     raise NotImplementedError
 
 
 def ring_rows(y: np.ndarray, x: np.ndarray, rows: np.ndarray) -> None:
-    """`add_rows` with rows of the ring."""
+    """`add_rows` with rows of the ring and y in its order."""
     raise NotImplementedError
 
 
 @overload(put, jit_options={"fastmath": FAST})
 def _put(row, values):
     return _put_float32 if row.dtype == types.float32 else _put_pairs
+
+
+@overload(as_ring)
+def _as_ring(values, out, rows):
+    return _copy if rows.dtype == types.float32 else _halves
+
+
+@overload(from_ring)
+def _from_ring(values, out, rows):
+    return _copy if rows.dtype == types.float32 else _pairs
 
 
 @overload(ring_dots, jit_options={"fastmath": FAST})
@@ -260,8 +247,24 @@ def _put_pairs(row, values):
         row[i] = low | high
 
 
+def _copy(values, out, rows):
+    out[:] = values
+
+
+def _halves(values, out, rows):
+    half = values.size // 2
+    for i in range(half):
+        out[i], out[half + i] = values[2 * i], values[2 * i + 1]
+
+
+def _pairs(values, out, rows):
+    half = values.size // 2
+    for i in range(half):
+        out[2 * i], out[2 * i + 1] = values[i], values[half + i]
+
+
 def _pair_dots(y, rows, x):
-    even, odd = x[::2].copy(), x[1::2].copy()
+    even, odd = x[: x.size // 2], x[x.size // 2 :]
     for j in range(y.size):
         row, total = rows[j], f32(0.0)
         for i in range(even.size):
@@ -270,7 +273,7 @@ def _pair_dots(y, rows, x):
 
 
 def _pair_rows(y, x, rows):
-    even, odd = y[::2].copy(), y[1::2].copy()
+    even, odd = y[: y.size // 2], y[y.size // 2 :]
     whole = x.size - x.size % 4
     for i in range(0, whole, 4):
         r0, r1, r2, r3 = rows[i], rows[i + 1], rows[i + 2], rows[i + 3]
@@ -285,92 +288,3 @@ def _pair_rows(y, x, rows):
         for o in range(even.size):
             even[o] += x[i] * low_half(row[o])
             odd[o] += x[i] * high_half(row[o])
-    y[::2], y[1::2] = even, odd
-
-
-def product(x: np.ndarray, matrix: Matrix, index: int, y: np.ndarray) -> None:
-    """y [B, O] = matrix number `index` times x [B, I], float32; every weight is read once for all lanes.
-
-    An int8 matrix multiplies inputs that are rounded to 15 bits of their lane's largest, or as many as the
-    sums have room for in 32.
-    """
-    raise NotImplementedError
-
-
-@overload(product, jit_options={"fastmath": FAST})
-def _product(x, matrix, index, y):
-    return _product_int8 if matrix.types[3].dtype == types.int8 else _product_float32
-
-
-def _product_float32(x, matrix, index, y):
-    rows = matrix.values[index]
-    y[:] = f32(0.0)
-    for i in range(0, x.shape[1], 8):
-        for b in range(x.shape[0]):
-            add_rows(y[b], x[b][i : i + 8], rows[i : i + 8])
-
-
-def _product_int8(x, matrix, index, y):
-    lanes, inputs, outputs = x.shape[0], x.shape[1], y.shape[1]
-    values, scale = matrix.values[index], matrix.scale[index]
-    pairs = values.shape[1]
-    most = np.floor(min(32767.0, 2.0**31 / (2 * 127 * pairs) - 1))
-    whole = np.zeros((lanes, 2 * pairs), np.int16)
-    steps = np.empty(lanes, np.float32)
-    for b in range(lanes):
-        line, to, largest = x[b], whole[b], f32(1e-30)
-        for i in range(inputs):
-            largest = larger(largest, abs(line[i]))
-        factor = f32(most) / largest
-        steps[b] = f32(1.0) / factor
-        for i in range(inputs):
-            to[i] = np.int16(np.floor(line[i] * factor + f32(0.5)))
-    sums = np.empty(BLOCK, np.int32)
-    for block in range(values.shape[0]):
-        first = BLOCK * block
-        for b in range(lanes):
-            sum_block(values[block], whole[b], pairs, sums)
-            line = y[b]
-            for o in range(min(BLOCK, outputs - first)):
-                line[first + o] = sums[o] * (scale[first + o] * steps[b])
-
-
-def _block_sums(_: Any, weights: Any, x: Any, pairs: Any, sums: Any) -> Any:
-    """sums [64] int32 = weights [pairs, 128] int8, two inputs of 64 outputs, times x [2 pairs] int16.
-
-    The sum of two neighbouring products is one instruction on every CPU that matters (vpmaddwd, vpdpwssd),
-    but LLVM finds it only in vectors that are written out as here.
-    """
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        int16, int32 = ir.IntType(16), ir.IntType(32)
-        sixteen, products = ir.VectorType(int32, 16), ir.VectorType(int32, 32)
-        bytes_ = ir.VectorType(ir.IntType(8), 32)
-        some, some_products = ir.Constant(sixteen, ir.Undefined), ir.Constant(products, ir.Undefined)
-        zeros = ir.Constant(sixteen, [0] * 16)
-        even, odd = (ir.Constant(sixteen, list(range(first, 32, 2))) for first in (0, 1))
-
-        def data(place: int, kind: Any) -> Any:
-            array = context.make_array(signature.args[place])(context, builder, args[place])
-            return builder.bitcast(array.data, kind.as_pointer())
-
-        weight, pair, out = data(0, bytes_), data(1, int32), data(3, sixteen)
-        totals = [cgutils.alloca_once_value(builder, zeros) for _ in range(4)]
-        with cgutils.for_range(builder, args[2]) as loop:
-            two = builder.load(builder.gep(pair, [loop.index]), align=2)
-            two = builder.shuffle_vector(builder.insert_element(some, two, int32(0)), some, zeros)
-            two = builder.sext(builder.bitcast(two, ir.VectorType(int16, 32)), products)
-            first = builder.mul(loop.index, loop.index.type(4))
-            for number, total in enumerate(totals):
-                place = builder.gep(weight, [builder.add(first, loop.index.type(number))])
-                both = builder.mul(builder.sext(builder.load(place, align=1), products), two)
-                neighbours = [builder.shuffle_vector(both, some_products, half) for half in (even, odd)]
-                builder.store(builder.add(builder.load(total), builder.add(*neighbours)), total)
-        for number, total in enumerate(totals):
-            builder.store(builder.load(total), builder.gep(out, [int32(number)]), align=4)
-        return context.get_dummy_value()
-
-    return types.void(weights, x, pairs, sums), build
-
-
-sum_block: Any = intrinsic(_block_sums)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from txl_audio.sampling.numerics import Matrix
+from txl_audio.sampling.matrix import Matrix
 
 # What is missing is an array of no elements: so all models share one compilation.
 
@@ -33,13 +33,24 @@ class Ngrams(NamedTuple):
     projection: np.ndarray
 
 
+class Words(NamedTuple):
+    """Clusters of `AdaptiveEmbedding` or `AdaptiveHead`: bounds [C + 1] of their ids, widths [C]; tables and
+    projections of all, [n_i, d_i] and [D, d_i], each one behind another in a line, float32."""
+
+    bounds: np.ndarray
+    widths: np.ndarray
+    tables: np.ndarray
+    projections: np.ndarray
+
+
 class Embedding(NamedTuple):
-    """`SymbolEmbedding` (table [K rows, E]) or `SampleEmbedding` (read, write), which has no table."""
+    """`SymbolEmbedding` (table [K rows, E]), `AdaptiveEmbedding` (words), `SampleEmbedding` (read, write)."""
 
     table: np.ndarray
     rows: int
     scale: float
     projection: np.ndarray
+    words: Words
     ngrams: Ngrams
     features: Features
     read: Matrix
@@ -74,14 +85,19 @@ class Core(NamedTuple):
 
 
 class Head(NamedTuple):
-    """`SoftmaxHead` (vocabulary [V, E]) or `FrameHead`; predict has no rows where its output is a softmax.
+    """`SoftmaxHead` (vocabulary [V, E]), `AdaptiveHead` (words) or `FrameHead`; predict has no rows where its
+    output is a softmax.
 
-    edges [V + 1] float64; first_gate: where in a side vector deviations begin.
+    entries [C - 1, d_0]: vectors of the clusters after the first, which the first softmax chooses too; edges
+    [V + 1] float64; first_gate: where in a side vector deviations begin.
     """
 
     projection: np.ndarray
     vocabulary: Matrix
     vocabulary_bias: np.ndarray
+    words: Words
+    entries: np.ndarray
+    entry_bias: np.ndarray
     features: Features
     read: Matrix
     read_bias: np.ndarray
@@ -101,9 +117,11 @@ class Head(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """`codecs.predictors.Predictors`; width 0 where there is none. ends: of the parts of a lane's state."""
+    """`codecs.predictors.Predictors`; width 0 where there is none. start [Z]: of a lane's state; ends: of the
+    state's parts."""
 
     width: int
+    start: np.ndarray
     ends: tuple[int, ...]
     levels: np.ndarray
     orders: np.ndarray

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from txl_audio.model.sequence import SequenceDecodeState, SequenceModel
+from txl_audio.sampling import graphed
 from txl_audio.sampling.compiled import Compiled, Weights, unsupported
 from txl_audio.sampling.filters import Filters
+from txl_audio.sampling.graphed import Graphed
 from txl_audio.sampling.stepwise import Stepper, Stepwise
 from txl_audio.tokens import Codec, ConfigError, SpecError
 
-Backend: TypeAlias = Literal["auto", "torch", "compiled"]
+Backend: TypeAlias = Literal["auto", "torch", "compiled", "graph"]
 
 FIRST_CHUNK_S = 0.02
 """Sound comes in longer pieces after this much of it, so that it begins at once."""
@@ -32,14 +34,20 @@ def named_backend(model: SequenceModel, backend: Backend, weights: Weights = "fl
 
     Raises ConfigError for a backend that the model does not have.
     """
-    why = unsupported(model, weights)
-    if backend == "auto":
-        backend = "torch" if why else "compiled"
-    if backend == "compiled" and why:
-        raise ConfigError(f"the sampler cannot be compiled: {why}; use backend torch")
-    if backend == "torch" and weights != "float32":
-        raise ConfigError(f"backend torch samples with the model's own weights, got {weights}; use float32")
     device = next(model.parameters()).device
+    uncompiled, unrecorded = unsupported(model, weights), graphed.unsupported(model)
+    if backend == "auto":
+        backend = "torch" if uncompiled else "compiled"
+        if device.type == "cuda" and not unrecorded:
+            backend = "graph"
+    if backend == "compiled" and uncompiled:
+        raise ConfigError(f"the sampler cannot be compiled: {uncompiled}; use backend torch")
+    if backend == "graph" and unrecorded:
+        raise ConfigError(f"the sampler cannot be recorded as a graph: {unrecorded}; use backend torch")
+    if backend != "compiled" and weights != "float32":
+        raise ConfigError(
+            f"backend {backend} samples with the model's own weights, got {weights}; use float32"
+        )
     return f"{backend} {device}" if weights == "float32" else f"{backend} {device} {weights}"
 
 
@@ -52,8 +60,8 @@ class Sampler:
             at least one symbol. A prompt that ends inside a frame is completed by the model.
         seed: the same seed, prompt and filters give the same symbols, whatever the backend; what a lane
             gets does not depend on the others.
-        backend: `compiled` runs on a CPU without Python, `torch` everywhere; `auto` takes the compiled one
-            where the model has one.
+        backend: `compiled` runs on a CPU without Python, `graph` is recorded for a GPU, `torch` runs
+            everywhere; `auto` takes the fast one of the model's device where the model has it.
         weights: of the compiled backend; see `Compiled`.
         tell: is told before something takes long.
 
@@ -112,11 +120,11 @@ class Sampler:
         at = (line.size(1) - 1) // length * length
         with _notice(tell):
             self.state = self._after(line[:, : at + 1])
-            self._stepper: Stepper = (
-                Stepwise(model)
-                if self.backend.startswith("torch")
-                else Compiled(model, self.state, weights=weights)
-            )
+            self._stepper: Stepper = {
+                "torch": lambda: Stepwise(model),
+                "graph": lambda: Graphed(model, lanes=lanes),
+                "compiled": lambda: Compiled(model, self.state, weights=weights),
+            }[self.backend.split()[0]]()
         self._frame = line[:, at]
         if rest := line.size(1) - 1 - at:
             unused = torch.zeros(lanes, rest, spec.symbols_per_frame, dtype=torch.float64)

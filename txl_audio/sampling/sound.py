@@ -22,7 +22,11 @@ from txl_audio.tokens import Codec, ConfigError, DataError
 
 def read_symbols(path: str | Path, codec: Codec) -> np.ndarray:
     """Symbols [N] of an audio file, at the codec's rate."""
-    pcm = load_audio(path, sample_rate_hz=codec.spec.sample_rate_hz)
+    return symbols_of(load_audio(path, sample_rate_hz=codec.spec.sample_rate_hz), codec)
+
+
+def symbols_of(pcm: np.ndarray, codec: Codec) -> np.ndarray:
+    """Symbols [N] of sound [N] float32 at the codec's rate."""
     return codec.encode(torch.from_numpy(pcm)[None]).flatten()[: len(pcm)].numpy()
 
 
@@ -80,7 +84,7 @@ def sound_writer(path: str | Path | None, rate_hz: int) -> Iterator[Callable[[np
     if path is None:
 
         def write(pcm: np.ndarray) -> None:
-            sys.stdout.buffer.write(_int16(pcm).astype("<i2").tobytes())
+            sys.stdout.buffer.write(int16(pcm).astype("<i2").tobytes())
             sys.stdout.buffer.flush()
 
         yield write
@@ -95,7 +99,7 @@ def sound_writer(path: str | Path | None, rate_hz: int) -> Iterator[Callable[[np
     unfinished = path.with_name(path.name + ".new")
     try:
         with soundfile.SoundFile(unfinished, "w", rate_hz, 1, "PCM_16", format=kind) as file:
-            yield lambda pcm: file.write(_int16(pcm))
+            yield lambda pcm: file.write(int16(pcm))
         unfinished.replace(path)
     except soundfile.LibsndfileError as error:
         raise DataError(f"cannot write sound to {path}: {error}") from error
@@ -103,6 +107,6 @@ def sound_writer(path: str | Path | None, rate_hz: int) -> Iterator[Callable[[np
         unfinished.unlink(missing_ok=True)
 
 
-def _int16(pcm: np.ndarray) -> np.ndarray:
+def int16(pcm: np.ndarray) -> np.ndarray:
     """Amplitudes to the nearest 16-bit samples, with the scale that reading them divides by."""
     return np.clip(np.rint(pcm * 32768.0), -32768, 32767).astype(np.int16)

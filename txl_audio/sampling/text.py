@@ -39,7 +39,7 @@ def continuation(
         shown = prompt
     else:
         shown = torch.empty(0) if prompt is None else vocabulary.encode(prompt, complete=False)
-    start = shown if len(shown) else _newline(vocabulary)
+    start = shown if len(shown) else newline(vocabulary)
     sampler = Sampler(
         model, prompt=start[None], filters=filters, seed=seed, backend=backend, weights=weights, tell=tell
     )
@@ -81,7 +81,7 @@ def text_writer(path: Path | None) -> Iterator[Callable[[str], object]]:
         unfinished.unlink(missing_ok=True)
 
 
-def _newline(vocabulary: Vocabulary) -> torch.Tensor:
+def newline(vocabulary: Vocabulary) -> torch.Tensor:
     """The symbol that ends a line, [1]: after it a text may begin."""
     try:
         ids = vocabulary.encode("\n")
