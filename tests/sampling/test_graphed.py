@@ -18,6 +18,7 @@ from txl_audio.model.sequence import SequenceModel
 from txl_audio.sampling.filters import Filters
 from txl_audio.sampling.graphed import Graphed
 from txl_audio.sampling.sampler import Sampler
+from txl_audio.sampling.stepwise import FREE
 from txl_audio.tokens import ConfigError
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="a graph is recorded on a GPU; there is none")
@@ -109,7 +110,7 @@ def test_all_frames_are_the_same_work_at_the_same_addresses(name: str, stream: s
     state = model.decode_state(model.initial_state(2))
     stepper, places = Graphed(model, lanes=2), model.spec.symbols_per_frame
     frame = torch.zeros(2, places, dtype=torch.int64)
-    none, uniforms = frame[:, :0], torch.rand(2, 14, places, dtype=torch.float64)
+    free, uniforms = torch.full_like(frame[:, None], FREE), torch.rand(2, 14, places, dtype=torch.float64)
 
     def addresses() -> list[int]:
         core = state.core
@@ -119,7 +120,7 @@ def test_all_frames_are_the_same_work_at_the_same_addresses(name: str, stream: s
     before, traces = addresses(), []
     for number in uniforms.split(1, dim=1):
         with Trace() as trace:
-            frames, _ = stepper.run(state, frame, none, number, Filters(top_p=0.9))
+            frames, _ = stepper.run(state, frame, free, number, Filters(top_p=0.9))
         frame = frames[:, -1]
         traces.append(trace.operations)
     assert addresses() == before and int(state.core.time) == model.core.config.mem_len + 14

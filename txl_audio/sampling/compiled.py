@@ -35,6 +35,7 @@ from txl_audio.model.transformer import TransformerXL
 from txl_audio.sampling import kernels, layers, matrix, numerics, packed
 from txl_audio.sampling.filters import Filters
 from txl_audio.sampling.matrix import Matrix
+from txl_audio.sampling.stepwise import FREE
 
 Weights: TypeAlias = Literal["float32", "int8"]
 Pack: TypeAlias = Callable[[Tensor | Iterable[Tensor] | None], Matrix]
@@ -87,19 +88,18 @@ class Compiled:
             _head(model.head, pack),
             _stage(model.stage),
         )
-        none = torch.empty(lanes, 0, dtype=torch.int64)
-        uniforms = torch.empty(lanes, 0, self._places, dtype=torch.float64)
+        none = torch.empty(lanes, 0, self._places, dtype=torch.int64)
         # No frames: it only compiles, or loads what was, which takes a fraction of a second.
-        self.run(state, none.new_zeros(lanes, self._places), none, uniforms, Filters())
+        self.run(state, none.new_zeros(lanes, self._places), none, none.double(), Filters())
 
     def run(
-        self, state: SequenceDecodeState, frame: Tensor, known: Tensor, uniforms: Tensor, filters: Filters
+        self, state: SequenceDecodeState, frame: Tensor, given: Tensor, uniforms: Tensor, filters: Filters
     ) -> tuple[Tensor, Tensor]:
         lanes, frames, places = uniforms.shape
         history, core = state.recent.size(1), state.core
-        line = torch.zeros(lanes, history + places + frames * places, dtype=torch.int64)
-        given = torch.cat([state.recent, frame, known], dim=1)
-        line[:, : given.size(1)] = given
+        line = torch.cat([state.recent, frame, given.flatten(1)], dim=1)
+        known = int((given[0] != FREE).sum())
+        assert not (given[0].flatten()[:known] == FREE).any()  # only codes are given in between
         nats = torch.zeros(lanes, places)
         stage = torch.empty(lanes, 0, dtype=torch.float64) if state.stage is None else state.stage
         draw = packed.Draw(
@@ -107,7 +107,7 @@ class Compiled:
         )
         _run(
             *self._parts, draw, _ring(core.keys), _ring(core.values), core.start.numpy(), stage.numpy(),
-            line.numpy(), history + places, int(core.time), int(core.segment_phase), known.size(1),
+            line.numpy(), history + places, int(core.time), int(core.segment_phase), known,
             uniforms.numpy(), nats.numpy(),
         )  # fmt: skip
         core.time += frames

@@ -17,6 +17,7 @@ from torch import Tensor
 from txl_audio.model.adaptive import AdaptiveEmbedding
 from txl_audio.model.sequence import SequenceDecodeState, SequenceModel
 from txl_audio.sampling.filters import Filters
+from txl_audio.sampling.stepwise import FREE, only
 
 
 def unsupported(model: SequenceModel) -> str | None:
@@ -34,9 +35,9 @@ class Graphed:
     Records anew for another state or other filters.
     """
 
-    def __init__(self, model: SequenceModel, *, lanes: int) -> None:
+    def __init__(self, model: SequenceModel, among: range | None = None, *, lanes: int) -> None:
         assert unsupported(model) is None
-        self._model, device = model, next(model.parameters()).device
+        self._model, self._among, device = model, among, next(model.parameters()).device
         shape = lanes, model.spec.symbols_per_frame
         self._frame = torch.zeros(shape, dtype=torch.int64, device=device)
         self._given = torch.zeros_like(self._frame)
@@ -46,13 +47,12 @@ class Graphed:
 
     @torch.inference_mode()
     def run(
-        self, state: SequenceDecodeState, frame: Tensor, known: Tensor, uniforms: Tensor, filters: Filters
+        self, state: SequenceDecodeState, frame: Tensor, given: Tensor, uniforms: Tensor, filters: Filters
     ) -> tuple[Tensor, Tensor]:
         with torch.cuda.device_of(frame):
             advance = self._recording(state, filters)
-            given = torch.full(uniforms.shape, -1, device=frame.device)
-            given.flatten(1)[:, : known.size(1)] = known
-            uniforms, frames = uniforms.to(frame.device), torch.empty_like(given)
+            uniforms, given = uniforms.to(frame.device), given.to(frame.device)
+            frames = torch.empty_like(given)
             self._frame.copy_(frame)
             for index in range(frames.size(1)):
                 self._given.copy_(given[:, index])
@@ -83,14 +83,16 @@ class Graphed:
         return graph.replay
 
     def _advance(self, state: SequenceDecodeState, filters: Filters) -> None:
-        """As a turn of the loop in `Stepwise.run`; symbols that are `_given` (from 0 up) are not drawn."""
+        """As a turn of the loop in `Stepwise.run`."""
         hidden = self._model.step_(self._frame, state)
         symbols = self._frame[:, :0]
         for place in range(self._frame.size(1)):
             log_probs = self._model.log_probs(hidden, state, symbols)
             given = self._given[:, place]
-            drawn = filters.draw(log_probs, self._uniforms[:, place])
-            symbol = torch.where(given < 0, drawn, given)[:, None]
-            self._nats[:, place] = -log_probs.gather(-1, symbol)[:, 0].masked_fill(given >= 0, 0.0)
-            symbols = torch.cat([symbols, symbol], dim=1)
+            allowed = only(log_probs, self._among if place == 0 else None)
+            drawn = filters.draw(allowed, self._uniforms[:, place])
+            cost = -log_probs.gather(-1, drawn[:, None])[:, 0]
+            self._nats[:, place] = cost.masked_fill(given != FREE, 0.0)
+            symbol = torch.where(given == FREE, drawn, given)
+            symbols = torch.cat([symbols, symbol[:, None]], dim=1)
         self._frame.copy_(symbols)

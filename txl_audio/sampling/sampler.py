@@ -20,8 +20,8 @@ from txl_audio.sampling import graphed
 from txl_audio.sampling.compiled import Compiled, Weights, unsupported
 from txl_audio.sampling.filters import Filters
 from txl_audio.sampling.graphed import Graphed
-from txl_audio.sampling.stepwise import Stepper, Stepwise
-from txl_audio.tokens import Codec, ConfigError, SpecError
+from txl_audio.sampling.stepwise import FREE, Stepper, Stepwise
+from txl_audio.tokens import Codec, ConfigError, SpecError, TokenSpec
 
 Backend: TypeAlias = Literal["auto", "torch", "compiled", "graph"]
 
@@ -57,7 +57,9 @@ class Sampler:
     Args:
         model: put into eval mode.
         prompt: [B, N] symbols to continue; None starts B = `lanes` streams from nothing. Text needs
-            at least one symbol. A prompt that ends inside a frame is completed by the model.
+            at least one symbol. A prompt that ends inside a frame is completed by the model. Beside text,
+            places of a frame hold the start symbol, as in the data.
+        writes: goes on with text instead of sound; for streams that have both.
         seed: the same seed, prompt and filters give the same symbols, whatever the backend; what a lane
             gets does not depend on the others.
         backend: `compiled` runs on a CPU without Python, `graph` is recorded for a GPU, `torch` runs
@@ -82,6 +84,7 @@ class Sampler:
         *,
         lanes: int = 1,
         prompt: Tensor | None = None,
+        writes: bool = False,
         filters: Filters | None = None,
         seed: int = 0,
         backend: Backend = "auto",
@@ -98,22 +101,27 @@ class Sampler:
                 f"the prompt is {prompt.dtype} of shape {list(prompt.shape)}, expected integers of shape "
                 "[lanes, symbols]"
             )
-        prompt = prompt.long()
-        if prompt.numel() and not 0 <= int(prompt.min()) <= int(prompt.max()) < spec.vocab_size:
+        highest = spec.start_symbol if spec.text_size else spec.vocab_size - 1
+        if prompt.numel() and not 0 <= int(prompt.min()) <= int(prompt.max()) <= highest:
             raise SpecError(
-                f"the prompt has symbols {int(prompt.min())} to {int(prompt.max())}, "
-                f"expected 0 to {spec.vocab_size - 1}"
+                f"the prompt has symbols {int(prompt.min())} to {int(prompt.max())}, expected 0 to {highest}"
             )
-        prompt = prompt.to(self.device)
-        lanes, symbols = prompt.shape
-        whole = symbols // spec.symbols_per_frame * spec.symbols_per_frame
-        line = prompt[:, :whole].reshape(lanes, -1, spec.symbols_per_frame)
-        if spec.scores_first:
-            line = torch.cat([line.new_full((lanes, 1, spec.symbols_per_frame), spec.start_symbol), line], 1)
-        elif whole == 0:
+        if writes and not spec.text_size:
+            raise SpecError(f"symbols of {spec.name} have no text beside them, so none can be written")
+        lanes = len(prompt)
+        line, self._given = _steps(prompt.long().to(self.device), spec)
+        if line.size(1) == 0:
             raise SpecError("a text model needs a prompt of at least one symbol, got none")
+        # What goes on: one free symbol and nothing beside it, or a whole frame of them.
+        self._rest = torch.full_like(line[:, :1], spec.start_symbol if writes else FREE)
+        self._rest[..., 0] = FREE
+        if writes:
+            self._given[..., 1:] = self._given[..., 1:].where(self._given[..., 1:] != FREE, spec.start_symbol)
+        among = None
+        if spec.text_size:  # END stands between codes and text, SPEAK and WRITE stand last
+            among = range(spec.codes, spec.vocab_size - 2) if writes else range(spec.codes + 1)
         self._generators = [np.random.default_rng((seed % 2**64, lane)) for lane in range(lanes)]
-        self._begun = prompt[:, whole:]
+        self._pending = line[:, :0]
         self.nats = torch.zeros(lanes, spec.symbols_per_frame, device=self.device)
         # Whole segments at once, the rest frame by frame; the newest frame waits for the first step.
         length = model.core.config.segment_len
@@ -121,16 +129,15 @@ class Sampler:
         with _notice(tell):
             self.state = self._after(line[:, : at + 1])
             self._stepper: Stepper = {
-                "torch": lambda: Stepwise(model),
-                "graph": lambda: Graphed(model, lanes=lanes),
+                "torch": lambda: Stepwise(model, among),
+                "graph": lambda: Graphed(model, among, lanes=lanes),
                 "compiled": lambda: Compiled(model, self.state, weights=weights),
             }[self.backend.split()[0]]()
         self._frame = line[:, at]
         if rest := line.size(1) - 1 - at:
             unused = torch.zeros(lanes, rest, spec.symbols_per_frame, dtype=torch.float64)
-            given = line[:, at + 1 :].flatten(1)
-            frames, _ = self._stepper.run(self.state, self._frame, given, unused, self.filters)
-            self._frame = frames[:, -1]
+            self._stepper.run(self.state, self._frame, line[:, at + 1 :], unused, self.filters)
+            self._frame = line[:, -1]
 
     @torch.no_grad()
     def _after(self, line: Tensor) -> SequenceDecodeState:
@@ -148,38 +155,73 @@ class Sampler:
 
     def next_frames(self, count: int) -> Tensor:
         """Symbols [B, count, K] of the next frames; many at once cost less than one by one."""
-        places = self.model.spec.symbols_per_frame
+        places, delay = self.model.spec.symbols_per_frame, self.model.spec.delay_frames
         if self.filters.tails and self.model.spec.modality != "waveform":
             raise ConfigError(
                 f"tails is {self.filters.tails}, but symbols of {self.model.spec.name} are in no order of "
                 "amplitude; set it to 0, or use top_p"
             )
-        uniforms = torch.from_numpy(np.stack([g.random((count, places)) for g in self._generators]))
+        # Of delayed frames the last place comes some steps after the first.
+        steps = count + (places - 1) * delay - self._pending.size(1)
+        uniforms = torch.from_numpy(np.stack([g.random((steps, places)) for g in self._generators]))
         uniforms = self.filters.between_tails(uniforms)
-        frames, self.nats = self._stepper.run(self.state, self._frame, self._begun, uniforms, self.filters)
-        self._begun, self._frame = self._begun[:, :0], frames[:, -1]
-        return frames
+        rest = self._rest.expand(-1, max(0, steps - self._given.size(1)), -1)
+        given = torch.cat([self._given[:, :steps], rest], dim=1)
+        made, self.nats = self._stepper.run(self.state, self._frame, given, uniforms, self.filters)
+        self._given, self._frame = self._given[:, steps:], made[:, -1]
+        made = torch.cat([self._pending, made], dim=1)
+        self._pending = made[:, count:]
+        return torch.stack([made[:, k * delay : k * delay + count, k] for k in range(places)], dim=-1)
 
     def pcm(self, codec: Codec, *, samples: int, chunk_samples: int = 1600) -> Iterator[Tensor]:
         """Chunks of sound [B, n], `samples` in all, as soon as each is final; a short one first.
 
-        What the prompt had begun of the first frame is left out: the sound continues the prompt.
+        What the prompt had begun of the first frame is left out: the sound continues the prompt. Where text
+        stands beside the codes it ends with the mark for it, of the first lane to come to its own.
         Raises SpecError where codec and model disagree.
         """
-        self.model.spec.staged("").require(codec.spec, here="the model", there="the codec")
+        spec = self.model.spec
+        spec.sound.require(codec.spec, here="the model", there="the codec")
         decoder = codec.stream_decoder()
-        skip, left = self._begun.size(1), samples
+        begun = 0 if spec.modality == "codes" else int((self._given[0] != FREE).sum())
+        skip, left = begun, samples
         frame_samples = codec.spec.sample_rate_hz / codec.spec.frame_rate_hz
         wanted = min(chunk_samples, round(FIRST_CHUNK_S * codec.spec.sample_rate_hz))
-        while left > 0:
+        ended = False
+        while left > 0 and not ended:
             count = max(1, math.ceil((min(wanted, left) + skip) / frame_samples))
-            pcm = decoder.push(self.next_frames(count))
+            frames = self.next_frames(count)
+            if spec.text_size:
+                marks = (frames[..., 0] >= spec.codes).any(0)
+                ended = bool(marks.any())
+                frames = frames[:, : int(marks.int().argmax())] if ended else frames
+            pcm = decoder.push(frames) if frames.size(1) else torch.empty(len(frames), 0)
+            if ended:
+                pcm = torch.cat([pcm, decoder.flush()], dim=1)
             pcm, skip = pcm[:, skip:], max(0, skip - pcm.size(1))
             pcm = pcm[:, :left]
             left -= pcm.size(1)
             wanted = chunk_samples
             if pcm.size(1):
                 yield pcm
+
+
+def _steps(prompt: Tensor, spec: TokenSpec) -> tuple[Tensor, Tensor]:
+    """The steps that a prompt [B, N] is read in: those known whole, [B, S, K], the start of a document before
+    them where it has one; and the following ones of which some symbols are known, the others FREE."""
+    places, symbols = spec.symbols_per_frame, prompt.size(1)
+    if not spec.scores_first:
+        return prompt[..., None], prompt[:, :0, None]
+    place = torch.arange(places)
+    last = -(-symbols // places) + (places - 1) * spec.delay_frames
+    frame = torch.arange(-1, last)[:, None] - spec.delay_frames * place
+    index = frame * places + place
+    steps = prompt.new_full((len(prompt), *index.shape), FREE)
+    steps[:, frame < 0] = spec.start_symbol
+    exists = (frame >= 0) & (index < symbols)
+    steps[:, exists] = prompt[:, index[exists]]
+    whole = int((index < symbols).all(1).sum())
+    return steps[:, :whole], steps[:, whole:]
 
 
 @contextmanager
