@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from txl_audio.codecs.rvq_model import RvqModel
 from txl_audio.config import Config
 from txl_audio.model.contracts import Embedding, Head
 from txl_audio.model.transformer import TransformerXL
@@ -86,12 +87,12 @@ class OptimConfig(Config):
 
 
 def hidden_matrices(model: nn.Module) -> set[int]:
-    """Ids of the matrices inside core, embeddings and heads; see `Embedding.inner`."""
+    """Ids of the matrices inside core, embeddings, heads and a codec; see `Embedding.inner`."""
     inside: list[nn.Module] = []
     for module in model.modules():
         if isinstance(module, TransformerXL):
             inside.append(module)
-        elif isinstance(module, Embedding | Head):
+        elif isinstance(module, Embedding | Head | RvqModel):
             inside += [module.get_submodule(name) for name in module.inner]
     return {id(p) for module in inside for p in module.parameters() if p.dim() == 2}
 

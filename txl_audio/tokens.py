@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
@@ -103,6 +104,11 @@ class TokenSpec:
     def symbol_rate_hz(self) -> float:
         """Symbols per second of audio, 0.0 for text."""
         return self.frame_rate_hz * self.symbols_per_frame
+
+    @property
+    def bit_rate(self) -> float:
+        """Bits per second of audio, log2 of the number of codes for each symbol; 0.0 for text."""
+        return self.symbol_rate_hz * math.log2(self.codes)
 
     def framed(self, symbols_per_frame: int) -> TokenSpec:
         """Regroups a waveform stream into frames of P samples.

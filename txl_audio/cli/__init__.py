@@ -8,11 +8,13 @@ from collections.abc import Sequence
 # Each import adds its verbs, in the order that `--help` lists them.
 # isort: off
 import txl_audio.cli.prepare
+import txl_audio.cli.codec
 import txl_audio.cli.train
 import txl_audio.cli.bench
 import txl_audio.cli.evaluate
 import txl_audio.cli.context
 import txl_audio.cli.sample
+import txl_audio.cli.serve
 import txl_audio.cli.weights  # noqa: F401
 
 # isort: on

@@ -50,6 +50,16 @@ def prepare(
         float | None, typer.Option(help="Cut silence this far below each clip's loudest part.")
     ] = None,
     gain: Annotated[str, typer.Option(help="none, rms:DBFS or peak:DBFS.")] = "none",
+    codec: Annotated[
+        str | None,
+        typer.Option(
+            help="What sound becomes: mulaw, lyra, rvq, encodec, dac or mimi; with settings: lyra:stages=46. "
+            "[default: mulaw]"
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Folder of the codec's weights, or their name on Hugging Face's hub.")
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes. [default: by cores and files]")] = None,
     strict: Annotated[
         bool,
@@ -61,6 +71,7 @@ def prepare(
     as_json: Json = False,
 ) -> None:
     """Turn recordings or texts into shards of symbols. Audio continues where an interrupted run stopped."""
+    from txl_audio.codecs import parse_codec
     from txl_audio.data.corpora import CORPORA
     from txl_audio.data.datasets import DATASETS
 
@@ -72,11 +83,11 @@ def prepare(
     if dataset in CORPORA:
         if (source is None) == (root is None):
             raise ConfigError(f"--dataset {dataset} needs SOURCE, its archive, folder or file")
-        of_audio = (download, subset, transcripts, trim_db is not None, gain != "none", workers is not None)
-        if any(of_audio):
+        of_audio = (subset, transcripts, trim_db, codec, weights, workers)
+        if download or gain != "none" or any(option is not None for option in of_audio):
             raise ConfigError(
-                "--download, --subset, --transcripts, --trim-db, --gain and --workers are for audio, "
-                f"{dataset} is a text"
+                "--download, --subset, --transcripts, --trim-db, --gain, --codec, --weights and --workers "
+                f"are for audio, {dataset} is a text"
             )
         options = {"split": split, "newlines": newlines, "strict": strict, "overwrite": overwrite}
         _prepare_text(dataset, source or str(root), out, options, as_json)
@@ -93,7 +104,7 @@ def prepare(
         _download(dataset, root, subset)
     options = {"split": split, "trim_db": trim_db, "gain": gain, "workers": workers}
     options |= {"root": root if dataset else None, "strict": strict, "overwrite": overwrite}
-    options["transcripts"] = transcripts
+    options |= {"transcripts": transcripts, "codec": parse_codec(codec or "mulaw", weights=weights)}
     _prepare_audio(dataset or source or "", out, options, as_json)
 
 

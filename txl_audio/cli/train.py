@@ -19,13 +19,17 @@ def train(
     resume: Annotated[bool, typer.Option(help="Continue the run exactly where it was saved.")] = False,
     overwrite: Annotated[bool, typer.Option(help="Replace the run folder.")] = False,
 ) -> None:
-    """Train a model. Ctrl-C saves and stops; --resume continues."""
-    from txl_audio import recipe
+    """Train a model, or a codec (kind: codec). Ctrl-C saves and stops; --resume continues."""
+    from txl_audio import codec_training, recipe
 
     if resume and overwrite:
         raise ConfigError("--resume continues a run and --overwrite replaces it; give one of them")
-    run = recipe.config_of_run(config, overrides or [], resume=resume)
-    done = recipe.train(run, resume=resume, overwrite=overwrite)
+    if codec_training.describes_codec(config):
+        run = codec_training.codec_config_of_run(config, overrides or [], resume=resume)
+        done = codec_training.train_codec(run, resume=resume, overwrite=overwrite)
+    else:
+        run = recipe.config_of_run(config, overrides or [], resume=resume)
+        done = recipe.train(run, resume=resume, overwrite=overwrite)
     if not done:
         say(f"saved; continue with: txl-audio train {run.folder}/config.yaml --resume")
         raise typer.Exit(1)
@@ -40,9 +44,14 @@ def info(
     overrides: Annotated[list[str] | None, typer.Argument(help="key.sub=value ...")] = None,
     as_json: Json = False,
 ) -> None:
-    """Size, memory and cost of a model."""
-    from txl_audio import cost, recipe
+    """Size, memory and cost of a model; size and bit rate of a codec."""
+    from txl_audio import codec_training, cost, recipe
 
+    file = Path(target) / "config.yaml" if Path(target).is_dir() else Path(target)
+    if codec_training.describes_codec(file):
+        figures = codec_training.size(file, overrides or [])
+        tell(figures, _lines(figures), as_json)
+        return
     model = recipe.describe(target, overrides or [])
     size = {"parameters": sum(p.numel() for p in model.parameters())}
     streams = {name: cost.of_stream(stream) for name, stream in model.streams.items()}

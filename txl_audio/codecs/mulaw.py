@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from txl_audio.config import Config
-from txl_audio.tokens import DataError, SpecError, TokenSpec, settings_hash
+from txl_audio.tokens import ConfigError, DataError, SpecError, TokenSpec, settings_hash
 
 MU = 255
 CODES = MU + 1
@@ -220,6 +220,13 @@ class MuLawConfig(Config):
     """`codec: {kind: mulaw}`. How many samples make a frame is the model's setting, not the codec's."""
 
     kind: Literal["mulaw"] = "mulaw"
+
+    @classmethod
+    def for_spec(cls, spec: TokenSpec, weights: str | None = None) -> MuLawCodec:
+        """The codec in frames of the spec's size."""
+        if weights is not None:
+            raise ConfigError(f"mu-law has no weights, got {weights}; leave them out")
+        return cls().build(frame_samples=spec.symbols_per_frame)
 
     def build(self, *, frame_samples: int = 1) -> MuLawCodec:
         return MuLawCodec(frame_samples)
