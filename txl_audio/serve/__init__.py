@@ -1,0 +1,1 @@
+"""Listening while it is made: a streaming server, its page and a client."""

@@ -1,0 +1,234 @@
+"""What a server serves: models that were named at its start, and what is made with them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from txl_audio import recipe
+from txl_audio.evaluate import EvaluateConfig, Totals, score_pieces
+from txl_audio.model.sequence import SINGLE, SequenceModel
+from txl_audio.recipe.config import SampleConfig
+from txl_audio.sampling.filters import Filters
+from txl_audio.sampling.sampler import Backend, Sampler, named_backend
+from txl_audio.sampling.sound import int16, symbols_of
+from txl_audio.sampling.text import newline
+from txl_audio.serve.protocol import Drawing, Limits, Refusal, Request
+from txl_audio.serve.turns import Piece
+from txl_audio.tokens import ConfigError, Vocabulary
+
+CHUNK_S = 0.1
+"""Sound that is made in one turn, but for the first piece, see `Sampler.pcm`."""
+
+TURN_TOKENS = 16
+"""Symbols of text that are made in one turn."""
+
+_MEASURED_S = 1.0
+
+
+class ServedModel:
+    """One stream of a model, ready to be sampled.
+
+    Args:
+        name: what clients call it.
+        sample, evaluate: of its run, how it is sampled and scored where a client says nothing else.
+        vocabulary: of a text model.
+
+    Attributes:
+        backend: as `sampling.sampler.named_backend` says.
+        real_time_factor: seconds that a second of sound takes; None before `warm_up`, and of text.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: SequenceModel,
+        *,
+        sample: SampleConfig | None = None,
+        evaluate: EvaluateConfig | None = None,
+        vocabulary: Vocabulary | None = None,
+        backend: Backend = "auto",
+    ) -> None:
+        self.name, self.model, self.vocabulary = name, model.eval(), vocabulary
+        self.sample = sample or SampleConfig()
+        self.evaluate = (evaluate or EvaluateConfig()).model_copy(update={"dynamic": None})
+        self.kind = "text" if model.spec.modality == "text" else "audio"
+        if vocabulary is not None:
+            model.spec.require(vocabulary.spec, here=f"the model {name}", there="its vocabulary")
+        self.codec = recipe.codec_for_sound(model.spec) if self.kind == "audio" else None
+        self.sample_rate_hz = self.codec.spec.sample_rate_hz if self.codec else 0
+        self._how: Any = {"backend": backend, "weights": self.sample.weights_for(model, backend)}
+        self.backend = named_backend(model, **self._how)
+        self.real_time_factor: float | None = None
+
+    def warm_up(self, tell: Callable[[str], object] = lambda _: None) -> None:
+        """Compiles or loads what sampling needs, and measures how fast it is."""
+        filters = self.filters(Drawing())
+        if self.vocabulary is not None:
+            self.sampler(filters, newline(self.vocabulary), seed=0, tell=tell).next_frames(1)
+            return
+        assert self.codec is not None
+        sampler = self.sampler(filters, None, seed=0, tell=tell)
+        samples = round(_MEASURED_S * self.sample_rate_hz)
+        for _ in sampler.pcm(self.codec, samples=samples // 4):
+            pass  # the memory fills
+        begun = time.perf_counter()
+        for _ in sampler.pcm(self.codec, samples=samples):
+            pass
+        self.real_time_factor = (time.perf_counter() - begun) / _MEASURED_S
+
+    def filters(self, drawing: Drawing) -> Filters:
+        """The model's own, with what a client said instead."""
+        given = {name: getattr(drawing, name) for name in Drawing.model_fields}
+        return self.sample.filters(self.model.spec, **given)
+
+    def sampler(
+        self,
+        filters: Filters,
+        prompt: torch.Tensor | None,
+        *,
+        seed: int,
+        tell: Callable[[str], object] = lambda _: None,
+    ) -> Sampler:
+        """Continues a prompt [N] of symbols, or begins from nothing."""
+        line = None if prompt is None else prompt[None]
+        return Sampler(self.model, prompt=line, filters=filters, seed=seed, tell=tell, **self._how)
+
+    def scores(self, pcm: np.ndarray) -> Iterator[Piece]:
+        """Totals of sound [N] float32, segment by segment."""
+        assert self.codec is not None
+        for nats in score_pieces(self.model, symbols_of(pcm, self.codec), self.evaluate):
+            yield Piece(Totals(nats.double().sum().item(), nats.numel()), nats.numel())
+
+    def facts(self) -> dict[str, Any]:
+        """What clients are told of it."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "sample_rate_hz": self.sample_rate_hz,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "temperature": self.sample.temperature,
+            "top_k": self.sample.top_k,
+            "top_p": self.sample.top_p,
+            "backend": self.backend,
+            "real_time_factor": self.real_time_factor,
+            "takes_text": self.kind == "text",
+            "takes_audio": self.kind == "audio",
+        }
+
+
+class Generation:
+    """What one client asked of a model.
+
+    Args:
+        prompt: sound to continue, [N] float32 at the model's rate.
+
+    Attributes:
+        filters: may be exchanged while it is made; what comes after uses them.
+
+    Raises Refusal where the model or the limits do not allow it.
+    """
+
+    def __init__(
+        self, model: ServedModel, request: Request, limits: Limits, prompt: np.ndarray | None = None
+    ) -> None:
+        self.model, self.request, self.prompt = model, request, prompt
+        other = {"audio": ("text", "tokens"), "text": ("seconds",)}[model.kind]
+        unfit = [name for name in other if getattr(request, name) is not None]
+        if prompt is not None and model.kind == "text":
+            unfit.append("an audio prompt")
+        if unfit:
+            raise Refusal(
+                "unsupported", f"{model.name} makes {model.kind} and does not take {unfit[0]}; leave it out"
+            )
+        self.seconds = limits.stream_s if request.seconds is None else request.seconds
+        self.tokens = limits.stream_tokens if request.tokens is None else request.tokens
+        if self.seconds > limits.stream_s:
+            raise Refusal("too_long", f"got {self.seconds:g} seconds, at most {limits.stream_s:g} are made")
+        if self.tokens > limits.stream_tokens:
+            raise Refusal("too_long", f"got {self.tokens} tokens, at most {limits.stream_tokens} are made")
+        self.filters = model.filters(request)
+
+    @property
+    def prompt_samples(self) -> int:
+        return 0 if self.prompt is None else len(self.prompt)
+
+    def prepare(self) -> Iterator[Piece]:
+        """Reads the prompt. Pieces are s16le bytes, or text; TxlError where the prompt cannot be read."""
+        return self._sound() if self.model.codec is not None else self._text()
+
+    def _sound(self) -> Iterator[Piece]:
+        model, codec = self.model, self.model.codec
+        assert codec is not None
+        prompt = None if self.prompt is None else torch.from_numpy(symbols_of(self.prompt, codec))
+        sampler = model.sampler(self.filters, prompt, seed=self.request.seed)
+
+        def pieces() -> Iterator[Piece]:
+            rate = model.sample_rate_hz
+            chunk = round(CHUNK_S * rate)
+            for pcm in sampler.pcm(codec, samples=round(self.seconds * rate), chunk_samples=chunk):
+                data = int16(pcm[0].cpu().numpy()).astype("<i2").tobytes()
+                yield Piece(data, pcm.size(1), pcm.size(1) / rate)
+                sampler.filters = self.filters
+
+        return pieces()
+
+    def _text(self) -> Iterator[Piece]:
+        vocabulary = self.model.vocabulary
+        assert vocabulary is not None
+        start = vocabulary.encode(self.request.text or "", complete=False)
+        if not len(start):
+            start = newline(vocabulary)
+        sampler = self.model.sampler(self.filters, start, seed=self.request.seed)
+        decoder = vocabulary.stream_decoder()
+        decoder.push(start)
+
+        def pieces() -> Iterator[Piece]:
+            left = self.tokens
+            while left:
+                count = min(left, TURN_TOKENS)
+                left -= count
+                sampler.filters = self.filters
+                yield Piece(decoder.push(sampler.next_frames(count)[0].cpu()), count)
+            yield Piece(decoder.flush(), 0)
+
+        return pieces()
+
+
+def load(runs: Sequence[str], *, device: str = "auto") -> list[ServedModel]:
+    """Models of run folders, or that ship with the package; a run of several streams gives one for each.
+
+    They are called as the folder, or FOLDER.STREAM. Raises ConfigError where two would be called the same,
+    where none is given, and what `recipe.load_model` raises.
+    """
+    served: dict[str, ServedModel] = {}
+    for run in runs:
+        config, whole = recipe.load_model(run, device=device)
+        folder = Path(recipe.run_folder(run).path).resolve().name
+        for stream, model in whole.streams.items():
+            single = stream == SINGLE
+            name = folder if single else f"{folder}.{stream}"
+            if name in served:
+                raise ConfigError(f"two runs are called {name}; rename a folder")
+            text = model.spec.modality == "text"
+            vocabulary = recipe.vocabulary_of(run, None if single else stream) if text else None
+            served[name] = ServedModel(
+                name, model, sample=config.sample, evaluate=config.evaluate, vocabulary=vocabulary
+            )
+    if not served:
+        raise ConfigError("no run to serve; give run folders, or kathleen")
+    return list(served.values())
+
+
+def slots_for(models: Sequence[ServedModel], workers: int) -> int:
+    """How many streams of the slowest model `workers` threads keep in real time; at least 1.
+
+    A tenth of the machine is left for all that is not sampling. Where all write text, one for each thread.
+    """
+    factors = [model.real_time_factor for model in models if model.real_time_factor is not None]
+    return max(1, int(0.9 * workers / max(factors, default=0.9)))
