@@ -14,6 +14,8 @@ from txl_audio.cli.common import Device, Json, RunPath, Stream, app, one_of, pro
 from txl_audio.tokens import ConfigError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from txl_audio.model.sequence import SequenceModel
     from txl_audio.sampling.sampler import Backend
     from txl_audio.tokens import Vocabulary
@@ -25,8 +27,12 @@ def sample(
     prompt: Annotated[
         str | None, typer.Option(help="What to continue: an audio file, or text of a text model.")
     ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="What to say, of a model trained to speak; ends by itself.")
+    ] = None,
     seconds: Annotated[
-        float | None, typer.Option(min=0, help="Sound: how much to generate. [default: 5]")
+        float | None,
+        typer.Option(min=0, help="Sound: how much to generate, at most with --text. [default: 5, 30]"),
     ] = None,
     tokens: Annotated[
         int | None, typer.Option(min=0, help="Text: how many symbols to generate. [default: 256]")
@@ -79,10 +85,10 @@ def sample(
     how: Any = {"filters": filters, "seed": seed, "backend": backend, "weights": weights}
     named = {"seed": seed, "backend": named_backend(model, how["backend"], how["weights"])}
     if model.spec.modality == "text":
-        if seconds is not None or prompt_seconds is not None or raw or with_prompt:
+        if seconds is not None or prompt_seconds is not None or raw or with_prompt or text is not None:
             raise ConfigError(
-                f"--seconds, --prompt-seconds, --with-prompt and --raw are for sound, and {run} writes text; "
-                "use --prompt TEXT, --tokens N and --out FILE"
+                "--seconds, --prompt-seconds, --with-prompt, --raw and --text are for sound, and "
+                f"{run} writes text; use --prompt TEXT, --tokens N and --out FILE"
             )
         vocabulary = recipe.vocabulary_of(run, stream)
         tokens = 256 if tokens is None else tokens
@@ -104,7 +110,8 @@ def sample(
         prompt=None if prompt is None else Path(prompt),
         prompt_seconds=prompt_seconds,
         with_prompt=with_prompt,
-        seconds=5.0 if seconds is None else seconds,
+        text=recipe.before_sound(run, config, model, text, stream=stream),
+        seconds=(5.0 if text is None else 30.0) if seconds is None else seconds,
         out=out,
         raw=raw,
         how=how,
@@ -113,12 +120,37 @@ def sample(
     )
 
 
+@app.command()
+def transcribe(
+    run: RunPath,
+    files: Annotated[list[Path], typer.Argument(help="Audio files.")],
+    stream: Stream = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Write what is said in audio files, by a model trained to transcribe."""
+    from txl_audio import recipe, runtime
+    from txl_audio.sampling.sound import read_symbols
+    from txl_audio.sampling.text import transcription
+
+    config, model = recipe.load_run(run, device=device, stream=stream)
+    transcripts = recipe.transcripts_of_run(run, config, model, "transcribe", stream=stream)
+    codec, found = recipe.codec_for_sound(model.spec), []
+    with runtime.single_thread(next(model.parameters()).device), progress_bar("transcribing") as update:
+        for count, file in enumerate(files, 1):
+            codes = read_symbols(file, codec).reshape(-1, model.spec.symbols_per_frame)
+            found.append({"path": str(file), "text": transcription(model, transcripts, codes)})
+            update(count, len(files), "files")
+    tell({"files": found}, "\n".join(f"{item['path']}\t{item['text']}" for item in found), as_json)
+
+
 def _sound(
     model: SequenceModel,
     *,
     prompt: Path | None,
     prompt_seconds: float | None,
     with_prompt: bool,
+    text: np.ndarray | None,
     seconds: float,
     out: Path | None,
     raw: bool,
@@ -140,6 +172,7 @@ def _sound(
         prompt=prompt,
         prompt_seconds=prompt_seconds,
         with_prompt=with_prompt,
+        text=text,
         tell=say,
         **how,
     )

@@ -51,9 +51,14 @@ class Transcripts:
         """Frames [M, K] after which a model says `text`. Raises DataError for characters it does not know."""
         return self._frames([self.write, *self._ids(text), self.speak])
 
+    @property
+    def speaks(self) -> np.ndarray:
+        """Frame [1, K] after which a model that was trained to transcribe makes sound of its own."""
+        return self._frames([self.speak])
+
     def transcribe_prompt(self, codes: np.ndarray) -> np.ndarray:
         """Frames [M, K] after which a model writes what is said in codes [N, K]."""
-        return np.concatenate([self._frames([self.speak]), codes, self._frames([self.write])])
+        return np.concatenate([self.speaks, codes, self._frames([self.write])])
 
     def text_of(self, symbols: np.ndarray) -> str:
         """The text of first symbols [M] up to END, or all of them."""

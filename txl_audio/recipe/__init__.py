@@ -6,6 +6,7 @@ from txl_audio.recipe.parts import codec_for_sound, codec_of
 from txl_audio.recipe.runs import (
     SHIPPED,
     SplitDocuments,
+    before_sound,
     describe,
     load_model,
     load_run,
@@ -17,6 +18,7 @@ from txl_audio.recipe.runs import (
     spec_for,
     stream_name,
     transcripts_of,
+    transcripts_of_run,
     vocabulary_of,
     write_tensors,
 )
@@ -29,6 +31,7 @@ __all__ = [
     "ModelConfig",
     "RunConfig",
     "SplitDocuments",
+    "before_sound",
     "bits_name",
     "codec_for_sound",
     "codec_of",
@@ -47,6 +50,7 @@ __all__ = [
     "stream_name",
     "train",
     "transcripts_of",
+    "transcripts_of_run",
     "vocabulary_of",
     "write_tensors",
 ]

@@ -18,12 +18,12 @@ from txl_audio.checkpoint import RunFolder
 from txl_audio.codecs import MuLawCodec
 from txl_audio.config import load
 from txl_audio.data.shards import INDEX_FILE, Document, Shards
-from txl_audio.data.text import VOCABULARY_FILE, load_vocabulary
+from txl_audio.data.text import VOCABULARY_FILE, TextVocabulary, load_vocabulary
 from txl_audio.data.transcripts import MARKS, Order, Transcripts
 from txl_audio.model.heads import FrameHeadConfig
 from txl_audio.model.sequence import JointModel, SequenceModel
 from txl_audio.recipe.config import RunConfig, StreamConfig
-from txl_audio.tokens import CheckpointError, ConfigError, DataError, TokenSpec, Vocabulary, unnamed_text_spec
+from txl_audio.tokens import CheckpointError, ConfigError, DataError, TokenSpec, unnamed_text_spec
 
 SHIPPED = Path(__file__).resolve().parents[1] / "models"
 """Run folders that are part of the package, without training state, each with a card, README.md."""
@@ -167,7 +167,7 @@ def stream_name(model: SequenceModel | JointModel, stream: str | None, *, origin
     return stream
 
 
-def vocabulary_of(path: str | Path, stream: str | None = None) -> Vocabulary:
+def vocabulary_of(path: str | Path, stream: str | None = None) -> TextVocabulary:
     """The vocabulary of a text run. Raises CheckpointError where there is none."""
     folder = run_folder(path)
     own = folder.vocabulary_path(stream)
@@ -178,6 +178,42 @@ def vocabulary_of(path: str | Path, stream: str | None = None) -> Vocabulary:
             "score --tokens FILE works without"
         )
     return load_vocabulary(file)
+
+
+def transcripts_of_run(
+    path: str | Path,
+    config: RunConfig,
+    model: SequenceModel,
+    order: Order,
+    *,
+    stream: str | None = None,
+) -> Transcripts:
+    """What puts text beside a run's codes. Raises ConfigError where it was not trained in that order."""
+    parts = config.model.parts()
+    trained = parts[stream or next(iter(parts))].transcripts
+    if order not in trained:
+        raise ConfigError(
+            f"{path} was not trained to {order} (its config's transcripts are {list(trained)}); train one "
+            f"with model.transcripts=[{order}] on recordings prepared with transcripts"
+        )
+    return Transcripts(vocabulary_of(path, stream), model.spec.sound)
+
+
+def before_sound(
+    path: str | Path, config: RunConfig, model: SequenceModel, text: str | None, *, stream: str | None = None
+) -> np.ndarray | None:
+    """Frames [N, K] before the sound that a run makes: those of `text`; None where it knows of no text.
+
+    Raises ConfigError where it cannot say a text, or nothing but a text.
+    """
+    if text is not None:
+        return transcripts_of_run(path, config, model, "speak", stream=stream).speak_prompt(text)
+    if not model.spec.text_size:
+        return None
+    try:
+        return transcripts_of_run(path, config, model, "transcribe", stream=stream).speaks
+    except ConfigError as error:
+        raise ConfigError(f"{path} says texts; give it one with --text") from error
 
 
 def new_model(config: RunConfig, specs: Mapping[str, TokenSpec]) -> SequenceModel | JointModel:

@@ -26,8 +26,9 @@ def read_symbols(path: str | Path, codec: Codec) -> np.ndarray:
 
 
 def symbols_of(pcm: np.ndarray, codec: Codec) -> np.ndarray:
-    """Symbols [N] of sound [N] float32 at the codec's rate."""
-    return codec.encode(torch.from_numpy(pcm)[None]).flatten()[: len(pcm)].numpy()
+    """Symbols [N] of sound [n] float32 at the codec's rate: whole frames of codes, or as many samples."""
+    symbols = codec.encode(torch.from_numpy(pcm)[None]).flatten()
+    return (symbols if codec.spec.modality == "codes" else symbols[: len(pcm)]).numpy()
 
 
 def continuation(
@@ -38,6 +39,7 @@ def continuation(
     prompt: str | Path | None,
     prompt_seconds: float | None,
     with_prompt: bool,
+    text: np.ndarray | None = None,
     filters: Filters,
     seed: int,
     backend: Backend = "auto",
@@ -46,27 +48,36 @@ def continuation(
 ) -> Iterator[tuple[np.ndarray, bool]]:
     """Chunks (pcm [n] float32, whether it was generated) of a continuation, or of sound from nothing.
 
+    text: frames [N, K] before all sound, of a stream that has text beside its codes; see `Transcripts`.
     Raises ConfigError, DataError or SpecError at once, before there is anything to write.
     """
     if not all(math.isfinite(s) for s in (seconds, prompt_seconds or 0.0)):
         raise ConfigError("--seconds and --prompt-seconds need to be finite")
-    rate, symbols = codec.spec.sample_rate_hz, None
+    rate, pcm = codec.spec.sample_rate_hz, np.empty(0, np.float32)
     if prompt is not None:
-        symbols = read_symbols(prompt, codec)
+        pcm = load_audio(prompt, sample_rate_hz=rate)
         if prompt_seconds is not None:
-            symbols = symbols[: round(prompt_seconds * rate)]
+            pcm = pcm[: round(prompt_seconds * rate)]
     elif with_prompt or prompt_seconds is not None:
         raise ConfigError("--with-prompt and --prompt-seconds need --prompt FILE")
 
     def chunks() -> Iterator[tuple[np.ndarray, bool]]:
-        if with_prompt and symbols is not None:
+        symbols = symbols_of(pcm, codec) if len(pcm) else np.empty(0, np.int64)
+        if with_prompt and len(pcm):
             # The codec decodes whole frames; what fills up the last one is cut off again.
             places = codec.spec.symbols_per_frame
             frames = np.pad(symbols, (0, -len(symbols) % places)).reshape(1, -1, places)
-            yield codec.decode(torch.from_numpy(frames), samples=len(symbols))[0].numpy(), False
-        line = None if symbols is None else torch.from_numpy(symbols)[None]
+            yield codec.decode(torch.from_numpy(frames), samples=len(pcm))[0].numpy(), False
+        if text is not None:
+            symbols = np.concatenate([text.reshape(-1), symbols])
         sampler = Sampler(
-            model, prompt=line, filters=filters, seed=seed, backend=backend, weights=weights, tell=tell
+            model,
+            prompt=torch.from_numpy(symbols)[None],
+            filters=filters,
+            seed=seed,
+            backend=backend,
+            weights=weights,
+            tell=tell,
         )
         for chunk in sampler.pcm(codec, samples=round(seconds * rate)):
             yield chunk[0].cpu().numpy(), True

@@ -7,13 +7,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from txl_audio.data.transcripts import Transcripts
 from txl_audio.model.sequence import SequenceModel
 from txl_audio.sampling.compiled import Weights
 from txl_audio.sampling.filters import Filters
 from txl_audio.sampling.sampler import Backend, Sampler
 from txl_audio.tokens import ConfigError, DataError, Vocabulary
+
+LONGEST_TEXT = 20
+"""Characters beside one for every frame of 20 ms that the sound has."""
 
 
 def continuation(
@@ -55,6 +60,21 @@ def continuation(
             yield rest, True
 
     return pieces()
+
+
+def transcription(model: SequenceModel, transcripts: Transcripts, codes: np.ndarray) -> str:
+    """What is said in codes [N, K], by the most likely symbols, up to the mark of the end.
+
+    A model that never comes to it is cut off where no one could have said as much.
+    """
+    prompt = torch.from_numpy(transcripts.transcribe_prompt(codes).reshape(1, -1))
+    sampler = Sampler(model, prompt=prompt, writes=True, filters=Filters(temperature=0))
+    symbols: list[int] = []
+    for _ in range(LONGEST_TEXT + len(codes)):
+        symbols.append(int(sampler.next_frame()[0, 0]))
+        if symbols[-1] == transcripts.end:
+            break
+    return transcripts.text_of(np.array(symbols))
 
 
 @contextmanager
