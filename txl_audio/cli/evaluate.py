@@ -167,7 +167,7 @@ def score(
     files = files or []
     if out is not None and (vocabulary is None or len(files) > 1):
         raise ConfigError("--out takes the nats of one text file, or of --tokens; leave it out")
-    _score_files(model, files, vocabulary, out, settings, as_json)
+    _score_files(model, files, vocabulary, config.part(stream).codec_weights, out, settings, as_json)
 
 
 def _score_tokens(
@@ -191,6 +191,7 @@ def _score_files(
     model: SequenceModel,
     files: list[Path],
     vocabulary: Vocabulary | None,
+    codec_weights: str | None,
     out: Path | None,
     settings: EvaluateConfig,
     as_json: bool,
@@ -199,7 +200,7 @@ def _score_files(
     from txl_audio import recipe
     from txl_audio.sampling import sound
 
-    codec = recipe.codec_for_sound(model.spec) if vocabulary is None else None
+    codec = recipe.codec_for_sound(model.spec, codec_weights) if vocabulary is None else None
     if vocabulary is not None:
         model.spec.require(vocabulary.spec, here="the model", there="the vocabulary")
     # Without newlines the bits are of the bytes that remain.
@@ -261,8 +262,7 @@ def _settings(config: RunConfig, overrides: list[str], *, origin: str) -> Evalua
 
 def _orders(config: RunConfig, stream: str | None, order: str | None) -> Sequence[Order]:
     """In which orders recordings and what is said in them are scored."""
-    parts = config.model.parts()
-    trained = parts[stream or next(iter(parts))].transcripts
+    trained = config.part(stream).transcripts
     if order is None:
         return trained
     if order not in trained:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from txl_audio.model.sequence import SequenceModel
     from txl_audio.sampling.sampler import Backend
-    from txl_audio.tokens import Vocabulary
+    from txl_audio.tokens import Codec, Vocabulary
 
 
 @app.command()
@@ -107,6 +107,7 @@ def sample(
         raise ConfigError(f"--tokens is for text, and {run} makes sound; use --seconds S")
     _sound(
         model,
+        recipe.codec_for_sound(model.spec, config.part(stream).codec_weights),
         prompt=None if prompt is None else Path(prompt),
         prompt_seconds=prompt_seconds,
         with_prompt=with_prompt,
@@ -135,7 +136,7 @@ def transcribe(
 
     config, model = recipe.load_run(run, device=device, stream=stream)
     transcripts = recipe.transcripts_of_run(run, config, model, "transcribe", stream=stream)
-    codec, found = recipe.codec_for_sound(model.spec), []
+    codec, found = recipe.codec_for_sound(model.spec, config.part(stream).codec_weights), []
     with runtime.single_thread(next(model.parameters()).device), progress_bar("transcribing") as update:
         for count, file in enumerate(files, 1):
             codes = read_symbols(file, codec).reshape(-1, model.spec.symbols_per_frame)
@@ -146,6 +147,7 @@ def transcribe(
 
 def _sound(
     model: SequenceModel,
+    codec: Codec,
     *,
     prompt: Path | None,
     prompt_seconds: float | None,
@@ -158,7 +160,7 @@ def _sound(
     named: Mapping[str, Any],
     as_json: bool,
 ) -> None:
-    from txl_audio import recipe, runtime
+    from txl_audio import runtime
     from txl_audio.sampling import sound
 
     if (out is None) == (not raw):
@@ -167,7 +169,7 @@ def _sound(
         raise ConfigError("--raw writes sound to stdout, where --json would write; give one of them")
     stream = sound.continuation(
         model,
-        recipe.codec_for_sound(model.spec),
+        codec,
         seconds=seconds,
         prompt=prompt,
         prompt_seconds=prompt_seconds,

@@ -37,12 +37,14 @@ class StreamSettings(Config):
     predictors: adaptive linear predictors, whose predictions embedding and head get; for waveforms.
     transcripts: trains on what is said beside the sound of a neural codec, in these orders: `speak` has the
     text before the sound, `transcribe` after it; see `data.transcripts`.
+    codec_weights: folder of a neural codec's weights; null looks where the codec does.
     vocab_size: of the data; only needed to build the model (`txl-audio info`) before they are prepared.
     """
 
     symbols_per_frame: int = Field(default=1, ge=1)
     delay_frames: int = Field(default=0, ge=0)
     transcripts: tuple[Order, ...] = ()
+    codec_weights: str | None = None
     vocab_size: int | None = Field(default=None, ge=1)
     predictors: PredictorsConfig | None = None
 
@@ -221,6 +223,11 @@ class RunConfig(Config):
         if isinstance(self.data, str) and self.model.streams:
             raise ValueError(f"data is one folder, expected one for each of {', '.join(self.model.streams)}")
         return self
+
+    def part(self, stream: str | None = None) -> StreamConfig:
+        """Of a stream of the model; without a name, of the only one."""
+        parts = self.model.parts()
+        return parts[stream or next(iter(parts))]
 
     @property
     def folder(self) -> Path:

@@ -189,8 +189,7 @@ def transcripts_of_run(
     stream: str | None = None,
 ) -> Transcripts:
     """What puts text beside a run's codes. Raises ConfigError where it was not trained in that order."""
-    parts = config.model.parts()
-    trained = parts[stream or next(iter(parts))].transcripts
+    trained = config.part(stream).transcripts
     if order not in trained:
         raise ConfigError(
             f"{path} was not trained to {order} (its config's transcripts are {list(trained)}); train one "

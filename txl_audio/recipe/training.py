@@ -140,13 +140,24 @@ def _sampler(
         )
     return partial(
         keep_sound,
-        codec=codec_for_sound(stream.model.spec),
+        codec=codec_for_sound(stream.model.spec, config.part(name).codec_weights),
+        before=_before(stream.data.valid),
         filters=config.sample.filters(stream.model.spec),
         seconds=trainer.config.sample_seconds,
         folder=folder,
         tag=tag,
         writer=reporter.writer,
     )
+
+
+def _before(documents: Documents) -> np.ndarray | None:
+    """Of streams with text beside codes, what a sample is to say: the first recording's text."""
+    assert isinstance(documents, SplitDocuments)
+    if documents.transcripts is None:
+        return None
+    if "speak" in documents.orders:
+        return documents.transcripts.speak_prompt(documents.documents[0].text)
+    return documents.transcripts.speaks
 
 
 def _beginning(documents: Documents) -> torch.Tensor:

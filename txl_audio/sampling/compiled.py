@@ -102,9 +102,8 @@ class Compiled:
         assert not (given[0].flatten()[:known] == FREE).any()  # only codes are given in between
         nats = torch.zeros(lanes, places)
         stage = torch.empty(lanes, 0, dtype=torch.float64) if state.stage is None else state.stage
-        draw = packed.Draw(
-            float(filters.temperature), filters.top_k or self._vocabulary, float(filters.top_p or 1.0)
-        )
+        most = min(filters.top_k or self._vocabulary, self._vocabulary)
+        draw = packed.Draw(float(filters.temperature), most, float(filters.top_p or 1.0))
         _run(
             *self._parts, draw, _ring(core.keys), _ring(core.values), core.start.numpy(), stage.numpy(),
             line.numpy(), history + places, int(core.time), int(core.segment_phase), known,

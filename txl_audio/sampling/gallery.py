@@ -6,6 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import soundfile
 import torch
 
@@ -27,17 +28,22 @@ def keep_sound(
     folder: Path,
     tag: str,
     writer: Any,
+    before: np.ndarray | None = None,
     filters: Filters | None = None,
     seed: int = 0,
 ) -> None:
     """Writes `step_N.wav` and `step_N.png` into `folder` and adds them to a TensorBoard writer under `tag`.
 
+    before: frames [N, K] that stand before the sound, see `Transcripts`.
     The random state of a training is not touched: the sampler has its own.
     """
     rate = codec.spec.sample_rate_hz
-    sampler = Sampler(model, filters=filters, seed=seed)
+    prompt = None if before is None else torch.from_numpy(before.reshape(1, -1))
+    sampler = Sampler(model, prompt=prompt, filters=filters, seed=seed)
     with runtime.single_thread(sampler.device):
-        pcm = torch.cat(list(sampler.pcm(codec, samples=round(seconds * rate))), dim=1)[0].cpu()
+        chunks = list(sampler.pcm(codec, samples=round(seconds * rate)))
+    # A model that has learned little may end at once.
+    pcm = torch.cat(chunks or [torch.zeros(1, rate // 10)], dim=1)[0].cpu()
     folder.mkdir(parents=True, exist_ok=True)
     soundfile.write(folder / f"step_{step}.wav", pcm.numpy(), rate, subtype="PCM_16")
     figure = plot_audio(pcm, rate, folder / f"step_{step}.png", title=f"step {step}, from nothing")

@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from txl_audio.serve import http, openapi
 from txl_audio.serve.protocol import Refusal
@@ -42,7 +43,7 @@ def create_app(service: Service) -> Starlette:
             Route("/metrics", _metrics),
             Route("/openapi.json", _openapi),
             Route("/", _page),
-            Mount("/page", StaticFiles(directory=PAGE, check_dir=False)),
+            Mount("/page", _Fresh(directory=PAGE)),
         ],
         exception_handlers={
             Refusal: _refused,
@@ -55,6 +56,15 @@ def create_app(service: Service) -> Starlette:
     )
     app.state.service = service
     return app
+
+
+class _Fresh(StaticFiles):
+    """Files that a browser asks for anew: modules of two versions do not work together."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers["cache-control"] = "no-cache"
+        return response
 
 
 async def _models(request: Request) -> Response:

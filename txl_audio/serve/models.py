@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 
 from txl_audio import recipe
+from txl_audio.data.transcripts import Transcripts
 from txl_audio.evaluate import EvaluateConfig, Totals, score_pieces
 from txl_audio.model.sequence import SINGLE, SequenceModel
 from txl_audio.recipe.config import SampleConfig
@@ -38,6 +40,7 @@ class ServedModel:
         name: what clients call it.
         sample, evaluate: of its run, how it is sampled and scored where a client says nothing else.
         vocabulary: of a text model.
+        transcripts: of a model that says texts. codec_weights: see `StreamSettings`.
 
     Attributes:
         backend: as `sampling.sampler.named_backend` says.
@@ -52,15 +55,18 @@ class ServedModel:
         sample: SampleConfig | None = None,
         evaluate: EvaluateConfig | None = None,
         vocabulary: Vocabulary | None = None,
+        transcripts: Transcripts | None = None,
+        codec_weights: str | None = None,
         backend: Backend = "auto",
     ) -> None:
-        self.name, self.model, self.vocabulary = name, model.eval(), vocabulary
+        self.name, self.model = name, model.eval()
+        self.vocabulary, self.transcripts = vocabulary, transcripts
         self.sample = sample or SampleConfig()
         self.evaluate = (evaluate or EvaluateConfig()).model_copy(update={"dynamic": None})
         self.kind = "text" if model.spec.modality == "text" else "audio"
         if vocabulary is not None:
             model.spec.require(vocabulary.spec, here=f"the model {name}", there="its vocabulary")
-        self.codec = recipe.codec_for_sound(model.spec) if self.kind == "audio" else None
+        self.codec = recipe.codec_for_sound(model.spec, codec_weights) if self.kind == "audio" else None
         self.sample_rate_hz = self.codec.spec.sample_rate_hz if self.codec else 0
         self._how: Any = {"backend": backend, "weights": self.sample.weights_for(model, backend)}
         self.backend = named_backend(model, **self._how)
@@ -73,14 +79,17 @@ class ServedModel:
             self.sampler(filters, newline(self.vocabulary), seed=0, tell=tell).next_frames(1)
             return
         assert self.codec is not None
-        sampler = self.sampler(filters, None, seed=0, tell=tell)
-        samples = round(_MEASURED_S * self.sample_rate_hz)
-        for _ in sampler.pcm(self.codec, samples=samples // 4):
-            pass  # the memory fills
-        begun = time.perf_counter()
-        for _ in sampler.pcm(self.codec, samples=samples):
-            pass
-        self.real_time_factor = (time.perf_counter() - begun) / _MEASURED_S
+        sampler, decoder = self.sampler(filters, None, seed=0, tell=tell), self.codec.stream_decoder()
+        turns = round(_MEASURED_S / CHUNK_S)
+        frames = math.ceil(CHUNK_S * self.model.spec.frame_rate_hz)
+        begun = 0.0
+        for turn in range(-turns // 4, turns):  # first the memory fills
+            if turn == 0:
+                begun = time.perf_counter()
+            codes = sampler.next_frames(frames)
+            decoder.push(codes.clamp(max=self.model.spec.codes - 1))  # a mark for the end is no code
+        made_s = turns * frames / self.model.spec.frame_rate_hz
+        self.real_time_factor = (time.perf_counter() - begun) / made_s
 
     def filters(self, drawing: Drawing) -> Filters:
         """The model's own, with what a client said instead."""
@@ -117,7 +126,7 @@ class ServedModel:
             "top_p": self.sample.top_p,
             "backend": self.backend,
             "real_time_factor": self.real_time_factor,
-            "takes_text": self.kind == "text",
+            "takes_text": self.kind == "text" or self.transcripts is not None,
             "takes_audio": self.kind == "audio",
         }
 
@@ -138,7 +147,9 @@ class Generation:
         self, model: ServedModel, request: Request, limits: Limits, prompt: np.ndarray | None = None
     ) -> None:
         self.model, self.request, self.prompt = model, request, prompt
-        other = {"audio": ("text", "tokens"), "text": ("seconds",)}[model.kind]
+        other = {"audio": ("tokens",), "text": ("seconds",)}[model.kind]
+        if model.kind == "audio" and model.transcripts is None:
+            other = ("text", *other)
         unfit = [name for name in other if getattr(request, name) is not None]
         if prompt is not None and model.kind == "text":
             unfit.append("an audio prompt")
@@ -165,8 +176,11 @@ class Generation:
     def _sound(self) -> Iterator[Piece]:
         model, codec = self.model, self.model.codec
         assert codec is not None
-        prompt = None if self.prompt is None else torch.from_numpy(symbols_of(self.prompt, codec))
-        sampler = model.sampler(self.filters, prompt, seed=self.request.seed)
+        prompt = np.empty(0, np.int64) if self.prompt is None else symbols_of(self.prompt, codec)
+        if model.transcripts is not None:
+            text = model.transcripts.speak_prompt(self.request.text or "")
+            prompt = np.concatenate([text.reshape(-1), prompt])
+        sampler = model.sampler(self.filters, torch.from_numpy(prompt), seed=self.request.seed)
 
         def pieces() -> Iterator[Piece]:
             rate = model.sample_rate_hz
@@ -217,8 +231,16 @@ def load(runs: Sequence[str], *, device: str = "auto") -> list[ServedModel]:
                 raise ConfigError(f"two runs are called {name}; rename a folder")
             text = model.spec.modality == "text"
             vocabulary = recipe.vocabulary_of(run, None if single else stream) if text else None
+            part = config.part(stream)
+            speaks = "speak" in part.transcripts
             served[name] = ServedModel(
-                name, model, sample=config.sample, evaluate=config.evaluate, vocabulary=vocabulary
+                name,
+                model,
+                sample=config.sample,
+                evaluate=config.evaluate,
+                vocabulary=vocabulary,
+                transcripts=recipe.transcripts_of_run(run, config, model, "speak") if speaks else None,
+                codec_weights=part.codec_weights,
             )
     if not served:
         raise ConfigError("no run to serve; give run folders, or kathleen")

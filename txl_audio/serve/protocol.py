@@ -92,7 +92,8 @@ class Drawing(Config):
 class Request(Drawing):
     """What is to be made.
 
-    seconds, tokens: of sound or text, null up to the server's limit. text: the prompt of a text model.
+    seconds, tokens: of sound or text, null up to the server's limit. text: the prompt of a text model, or
+        what a model that speaks is to say.
     """
 
     model: str

@@ -107,7 +107,8 @@ async function playSound() {
   }
   const seconds = $("endless").checked ? null : $("seconds").valueAsNumber;
   const wav = prompt && encodeWav(prompt.samples, model.sample_rate_hz);
-  const request = { prompt: prompt?.samples, wav, start: { ...startMessage(), seconds } };
+  const text = model.takes_text ? $("words").value : null;
+  const request = { prompt: prompt?.samples, wav, start: { ...startMessage(), seconds, text } };
   const own = (session = new SoundSession(model, request, changed));
   const total_s = seconds === null ? null : seconds + (prompt?.samples.length ?? 0) / model.sample_rate_hz;
   $("length").textContent = total_s === null ? "" : `of ${clock(total_s)}`;
@@ -248,6 +249,8 @@ function chooseModel() {
   const text = model.kind === "text";
   document.querySelectorAll(".sound-only").forEach((element) => (element.hidden = text));
   document.querySelectorAll(".text-only").forEach((element) => (element.hidden = !text));
+  $("words-field").hidden = !model.takes_text;
+  $("words-label").textContent = text ? "Text to go on from" : "What to say";
   $("seconds").max = server.limits.stream_s;
   $("tokens").max = server.limits.stream_tokens;
   $("top-frequency").textContent = `${model.sample_rate_hz / 2000} kHz`;
