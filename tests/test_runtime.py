@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -161,3 +162,12 @@ def test_rank_and_world_size(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_matmul_rate_is_plausible() -> None:
     rate = runtime.matmul_flops(torch.device("cpu"), torch.float32, seconds=0.05)
     assert 1e8 < rate < 1e15  # any computer of this century
+
+
+def test_an_interrupt_waits_for_what_compiles() -> None:
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt), runtime.interrupts_held():
+        signal.raise_signal(signal.SIGINT)
+        done.append("compiled")
+    assert done == ["compiled"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -238,3 +240,27 @@ def compiled(**options: Any) -> Callable[[F], F]:
             return cast(F, njit(nogil=True, **options)(function))
 
     return decorate
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Ctrl-C takes effect when the block ends, a second one at once.
+
+    For calls that compile: an exception in one of LLVM's callbacks is ignored, and the interrupt with it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+
+    def hold(number: int, _frame: object) -> None:
+        held.append(number)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    before = signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if held:
+            signal.raise_signal(signal.SIGINT)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from txl_audio import runtime
 from txl_audio.model.sequence import SequenceDecodeState, SequenceModel
 from txl_audio.sampling import graphed
 from txl_audio.sampling.compiled import Compiled, Weights, unsupported
@@ -226,10 +227,11 @@ def _steps(prompt: Tensor, spec: TokenSpec) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def _notice(tell: Callable[[str], object]) -> Iterator[None]:
-    """Says so where what is done takes long."""
+    """Says so where what is done takes long, and is not interrupted in the middle of compiling."""
     timer = threading.Timer(2.0, tell, ("preparing the sampler; its first use on a machine compiles it",))
     timer.start()
     try:
-        yield
+        with runtime.interrupts_held():
+            yield
     finally:
         timer.cancel()
