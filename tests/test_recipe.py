@@ -34,6 +34,13 @@ def test_every_config_loads_and_builds(path: Path) -> None:
     config = load(recipe.RunConfig, path)
     assert config.name == path.stem and config.data is not None
     assert parse(recipe.RunConfig, config.to_yaml()) == config
+    if config.part().head.kind == "depth":
+        with pytest.raises(ConfigError, match="are not prepared, and only their codec says what a frame is"):
+            recipe.describe(path, ["data=nowhere"])
+        spec = TokenSpec("codes", 256, 8, 50.0, 16_000, "lyra", "0").with_text(40, "0")
+        model = config.model.build({SINGLE: spec})
+        assert sum(p.numel() for p in model.parameters()) < 20e6
+        return
     model = recipe.describe(path)
     for name, part in config.model.parts().items():
         spec = model.streams[name].spec

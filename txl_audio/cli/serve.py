@@ -43,7 +43,7 @@ def serve(
     from txl_audio.serve import models, running
     from txl_audio.serve.protocol import Limits
     from txl_audio.serve.security import is_loopback
-    from txl_audio.serve.service import Service
+    from txl_audio.serve.service import Service, workers_for
 
     running.require_token(host, token)
     limits = parse(Limits, "{}", [word for word in words if "=" in word], origin="limits")
@@ -52,7 +52,7 @@ def serve(
     # Streams share the cores; threads within one would only get in the way.
     with runtime.single_thread(runtime.device("cpu")):
         for model in served:
-            model.warm_up(say)
+            model.warm_up(workers_for(model), say)
         service = Service(
             served, limits=limits, slots=streams, token=token or None, any_host=not is_loopback(host)
         )

@@ -20,6 +20,7 @@ from txl_audio.config import load
 from txl_audio.data.shards import INDEX_FILE, Document, Shards
 from txl_audio.data.text import VOCABULARY_FILE, TextVocabulary, load_vocabulary
 from txl_audio.data.transcripts import MARKS, Order, Transcripts
+from txl_audio.model.depth import DepthHeadConfig
 from txl_audio.model.heads import FrameHeadConfig
 from txl_audio.model.sequence import JointModel, SequenceModel
 from txl_audio.recipe.config import RunConfig, StreamConfig
@@ -251,6 +252,11 @@ def _expected_spec(part: StreamConfig, data: str | None, *, origin: str) -> Toke
         return spec_for(part, Shards.open(data))
     if part.vocab_size is not None:
         return unnamed_text_spec(part.vocab_size)
+    if isinstance(part.head, DepthHeadConfig):
+        raise ConfigError(
+            f"{origin}: the data ({data}) are not prepared, and only their codec says what a frame is; "
+            "prepare them first, as the config's first lines say"
+        )
     if not isinstance(part.head, FrameHeadConfig):
         raise ConfigError(
             f"{origin}: the data ({data}) are not prepared and the config says no vocab_size, so its size "

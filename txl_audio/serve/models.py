@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ class ServedModel:
 
     Attributes:
         backend: as `sampling.sampler.named_backend` says.
-        real_time_factor: seconds that a second of sound takes; None before `warm_up`, and of text.
+        real_time_factor: seconds that a second of sound takes where all threads of the server make some;
+            None before `warm_up`, and of text.
     """
 
     def __init__(
@@ -72,14 +74,21 @@ class ServedModel:
         self.backend = named_backend(model, **self._how)
         self.real_time_factor: float | None = None
 
-    def warm_up(self, tell: Callable[[str], object] = lambda _: None) -> None:
-        """Compiles or loads what sampling needs, and measures how fast it is."""
+    def warm_up(self, workers: int = 1, tell: Callable[[str], object] = lambda _: None) -> None:
+        """Compiles or loads what sampling needs, and measures how fast `workers` threads are together."""
         filters = self.filters(Drawing())
         if self.vocabulary is not None:
             self.sampler(filters, newline(self.vocabulary), seed=0, tell=tell).next_frames(1)
             return
+        samplers = [self.sampler(filters, None, seed=seed, tell=tell) for seed in range(workers)]
+        # Cores may share their arithmetic or their caches: one thread alone would promise too much.
+        with ThreadPoolExecutor(workers) as pool:
+            self.real_time_factor = max(pool.map(self._speed, samplers))
+
+    def _speed(self, sampler: Sampler) -> float:
+        """Seconds that a second of sound takes."""
         assert self.codec is not None
-        sampler, decoder = self.sampler(filters, None, seed=0, tell=tell), self.codec.stream_decoder()
+        decoder = self.codec.stream_decoder()
         turns = round(_MEASURED_S / CHUNK_S)
         frames = math.ceil(CHUNK_S * self.model.spec.frame_rate_hz)
         begun = 0.0
@@ -88,8 +97,7 @@ class ServedModel:
                 begun = time.perf_counter()
             codes = sampler.next_frames(frames)
             decoder.push(codes.clamp(max=self.model.spec.codes - 1))  # a mark for the end is no code
-        made_s = turns * frames / self.model.spec.frame_rate_hz
-        self.real_time_factor = (time.perf_counter() - begun) / made_s
+        return (time.perf_counter() - begun) * self.model.spec.frame_rate_hz / (turns * frames)
 
     def filters(self, drawing: Drawing) -> Filters:
         """The model's own, with what a client said instead."""

@@ -71,7 +71,7 @@ class Service:
         if len(self.models) != len(models) or not models:
             raise ConfigError("a server needs models of different names")
         self.limits, self.token, self.any_host = limits or Limits(), token, any_host
-        workers = cores() if next(models[0].model.parameters()).device.type == "cpu" else 1
+        workers = workers_for(models[0])
         self.turns = Turns(
             slots=slots_for(models, workers) if slots is None else slots,
             queue=self.limits.queue,
@@ -136,8 +136,10 @@ def bearer(header: str | None) -> str | None:
     return token.strip() if kind.lower() == "bearer" else None
 
 
-def cores() -> int:
-    """Cores that this process may use."""
+def workers_for(model: ServedModel) -> int:
+    """Threads that make sound: one for each core that this process may use, or for the GPU."""
+    if next(model.model.parameters()).device.type != "cpu":
+        return 1
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
