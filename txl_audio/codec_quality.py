@@ -180,9 +180,16 @@ def _levels_db(pcm: Pcm) -> NDArray[np.float64]:
     return np.maximum(20 * np.log10(np.maximum(size, 1e-9)), _FLOOR_DB)
 
 
-def recogniser() -> Recogniser:
-    """PocketSphinx with the English model that its package brings: pcm [N] at 16 kHz -> words."""
-    decoder = _package("pocketsphinx").Decoder(samprate=SAMPLE_RATE_HZ, loglevel="FATAL")
+def recogniser(one_of: Sequence[str] = ()) -> Recogniser:
+    """PocketSphinx with the English model that its package brings: pcm [N] at 16 kHz -> words.
+
+    one_of: hears nothing but one of these.
+    """
+    own = {"lm": None} if one_of else {}
+    decoder = _package("pocketsphinx").Decoder(samprate=SAMPLE_RATE_HZ, loglevel="FATAL", **own)
+    if one_of:
+        decoder.add_jsgf_string("one", f"#JSGF V1.0; grammar one; public <one> = {' | '.join(one_of)};")
+        decoder.activate_search("one")
 
     def recognise(pcm: Pcm) -> str:
         decoder.reinit_feat()  # forgets the level of the recordings before
