@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -33,6 +35,27 @@ def test_functions_are_as_exact_as_float32() -> None:
     np.testing.assert_allclose(exp64, np.exp(8 * x.astype(np.float64)), rtol=1e-13)
     expected = torch.nn.functional.gelu(torch.from_numpy(x).double())
     np.testing.assert_allclose(gelu[0], expected, rtol=2e-7, atol=5e-7)
+
+
+@njit
+def double_all(several):
+    x, (y, number) = numerics.borrowed(several)
+    for i in range(x.size):
+        x[i] *= number
+    for line in y:
+        line *= number
+
+
+def test_borrowed_arrays_are_the_same_and_are_not_counted() -> None:
+    x, y = normal(5), normal(2, 3)
+    expected = 2 * x, 2 * y
+    counts = sys.getrefcount(x), sys.getrefcount(y)
+    for _ in range(3):
+        double_all((x, (y, np.float32(1.0))))
+    double_all((x, (y, np.float32(2.0))))
+    np.testing.assert_array_equal(x, expected[0])
+    np.testing.assert_array_equal(y, expected[1])
+    assert (sys.getrefcount(x), sys.getrefcount(y)) == counts
 
 
 @njit

@@ -305,7 +305,7 @@ def _cached(stamp: int) -> Any:
     """
 
     def run(*arguments):
-        kernels.run(*arguments)
+        kernels.run(*numerics.borrowed(arguments))
 
     run.__qualname__ = f"run_{stamp:08x}"
     return runtime.compiled()(run)

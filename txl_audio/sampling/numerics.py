@@ -148,6 +148,34 @@ def _larger(_: Any, a: Any, b: Any) -> Any:
 larger: Any = intrinsic(_larger)
 
 
+def _borrowed(_: Any, values: Any) -> Any:
+    """The same arrays, also those in tuples, whose users are not counted: only for a function's arguments,
+    which its caller keeps alive.
+
+    numba counts whenever an array is taken from a tuple or sliced, each time by an atomic operation.
+    """
+
+    def uncounted(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+        if isinstance(kind, types.Array):
+            array = context.make_array(kind)(context, builder, value)
+            array.meminfo = ir.Constant(array.meminfo.type, None)
+            return array._getvalue()
+        if isinstance(kind, types.BaseTuple):
+            parts: Any = kind.types  # pyright: ignore[reportAttributeAccessIssue]
+            for index, part in enumerate(parts):
+                own = uncounted(context, builder, part, builder.extract_value(value, index))
+                value = builder.insert_value(value, own, index)
+        return value
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return uncounted(context, builder, values, args[0])
+
+    return values(values), build
+
+
+borrowed: Any = intrinsic(_borrowed)
+
+
 @register_jitable(fastmath=FAST)
 def add_dots(y, rows, x):
     """y [N] += rows [N, I] . x [I]."""
