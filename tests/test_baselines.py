@@ -18,7 +18,8 @@ from torch import Tensor
 
 from tests.helpers import speech_like
 from txl_audio.codecs.mulaw import MuLawCodec, mulaw_encode
-from txl_audio.data.shards import Shards, ShardWriter
+from txl_audio.data.shard_writer import ShardWriter
+from txl_audio.data.shards import Shards
 from txl_audio.tokens import IGNORE, ConfigError
 
 sys.path.append(str(Path(__file__).parents[1] / "scripts" / "baselines"))

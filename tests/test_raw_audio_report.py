@@ -19,7 +19,7 @@ from tests.helpers import speech_like
 from txl_audio import recipe
 from txl_audio.codecs.mulaw import MuLawCodec, mulaw_encode
 from txl_audio.config import load
-from txl_audio.data.shards import ShardWriter
+from txl_audio.data.shard_writer import ShardWriter
 from txl_audio.listening import describe
 from txl_audio.model.sequence import SINGLE
 from txl_audio.recipe.config import RunConfig

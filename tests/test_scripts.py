@@ -24,7 +24,8 @@ from txl_audio import recipe
 from txl_audio.codecs.mulaw import MuLawCodec, mulaw_decode, mulaw_encode
 from txl_audio.codecs.predictors import PredictorsConfig
 from txl_audio.config import load
-from txl_audio.data.shards import Shards, ShardWriter
+from txl_audio.data.shard_writer import ShardWriter
+from txl_audio.data.shards import Shards
 from txl_audio.tokens import CheckpointError, DataError, SpecError
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"

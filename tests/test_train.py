@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,19 +15,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
+from tests.e2e.harness import tree
 from tests.tiny import core_config, joint_model, text_model, wave_model
 from txl_audio import runtime
 from txl_audio.checkpoint import RunFolder
 from txl_audio.data.disturb import DisturbConfig
-from txl_audio.data.stream import TokenStream
+from txl_audio.data.stream import TokenStream, document_frames
 from txl_audio.evaluate import EvaluateConfig, evaluate
 from txl_audio.lanes import StreamData, StreamTrainConfig
 from txl_audio.model.sequence import SINGLE, SequenceModel
 from txl_audio.report import Reporter, StreamFacts
+from txl_audio.states import CHECKSUMS
+from txl_audio.stops import DivergedError
 from txl_audio.tokens import CheckpointError, ConfigError, DataError, SpecError
-from txl_audio.train import PLAIN, DivergedError, TrainConfig, Trainer
+from txl_audio.train import PLAIN, Trainer
+from txl_audio.train_config import TrainConfig
 
 
 def documents(seed: int = 0) -> list[np.ndarray]:
@@ -340,11 +347,37 @@ def test_resuming_with_other_data_is_refused(tmp_path: Path) -> None:
     trainer(tmp_path, data_id="these").resume()
 
 
+def single_state(run: Path) -> Path:
+    """Puts a run's only checkpoint where it was before there were several, without what was added since."""
+    state = run / "state"
+    for path in (state / "step_1").iterdir():
+        path.rename(state / path.name)
+    (state / "step_1").rmdir()
+    (state / "last").unlink()
+    (state / CHECKSUMS).unlink()
+    values = json.loads((state / "state.json").read_text())
+    del values["specs"]
+    (state / "state.json").write_text(json.dumps(values))
+    return state
+
+
+def test_a_run_with_a_single_state_is_continued(tmp_path: Path) -> None:
+    t = trainer(tmp_path)
+    t.step()
+    t.save()
+    single_state(tmp_path)
+    expected = t.step()
+    again = trainer(tmp_path)
+    again.resume()
+    assert again.at.step == 1 and again.step() == expected
+
+
 def test_resuming_what_another_version_saved_is_refused(tmp_path: Path) -> None:
     t = trainer(tmp_path)
     t.step()
     t.save()
-    state, record = tmp_path / "state" / "state.json", tmp_path / "model.json"
+    state = single_state(tmp_path) / "state.json"
+    record = tmp_path / "model.json"
     values = json.loads(state.read_text())
     del values["optimiser"]  # version 1 had none
     state.write_text(json.dumps(values))
@@ -372,19 +405,100 @@ def test_resuming_another_model_is_refused(tmp_path: Path) -> None:
         trainer(tmp_path / "new").resume()
 
 
-def test_a_gradient_that_is_not_finite_stops_before_the_weights(tmp_path: Path) -> None:
-    t = trainer(tmp_path)
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_loss_that_is_not_finite_stops_before_the_weights(value: str, tmp_path: Path) -> None:
+    names = [f"recording {i}" for i in range(12)]
+    t = trainer(tmp_path, name_of=names.__getitem__)
     t.step()
-    before = everything(t)
-    with torch.no_grad():
-        t.model.head.read.bias.fill_(float("nan"))
-    with pytest.raises(DivergedError, match="gradient is not finite at step 1; lower train.lr"):
+    t.save()
+    before, position = everything(t), batches(t).state_dict()
+    t.model.head.read.bias.data.fill_(float(value))
+    with pytest.raises(
+        DivergedError,
+        match=r"^the loss is not finite at step 1 of stream main, whose first lane was at document recording "
+        r"\d+, frame \d+; its batches are in .*diverged_step_1.safetensors; look at them, .*--resume",
+    ):
         t.step()
     after = everything(t)
     unchanged = [
         n for n in before if n.startswith(("model.", "average.", "optimiser.")) and "read.bias" not in n
     ]
     assert all(torch.equal(after[name], before[name]) for name in unchanged)
+    assert t.folder.load_state()[1]["at"]["step"] == 1
+    # The file has the step's batches, and says of every symbol where it is from.
+    stream = batches(trainer(tmp_path))
+    stream.load_state_dict(position)
+    with safe_open(tmp_path / "diverged_step_1.safetensors", framework="pt") as file:
+        facts = file.metadata()
+        assert (facts["stream"], facts["step"]) == (SINGLE, "1")
+        for i, spans in enumerate(json.loads(facts["read"])):
+            expected = next(stream)
+            for part, tensor in vars(expected).items():
+                assert torch.equal(file.get_tensor(f"{i}.{part}"), tensor)
+            for lane, targets in enumerate(expected.targets):
+                read = [
+                    document_frames(documents()[names.index(span["document"])], stream.spec)[1][
+                        span["begin_frame"] : span["end_frame"]
+                    ]
+                    for span in spans
+                    if span["lane"] == lane
+                ]
+                assert (np.concatenate(read) == targets.numpy()).all()
+
+
+def test_a_gradient_that_is_not_finite_stops_too(tmp_path: Path) -> None:
+    t = trainer(tmp_path)
+    t.model.head.read.bias.register_hook(lambda gradient: gradient * float("nan"))
+    with pytest.raises(DivergedError, match="^the gradient is not finite at step 0 of stream main"):
+        t.step()
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
+    t = trainer(tmp_path)
+    t.step()
+    t.save()
+    before = tree(tmp_path)
+    t.step()
+    t.model.head.read.bias.data[0] = float("inf")
+    with pytest.raises(DivergedError, match="weights are not finite after step 2 and are not saved; lower"):
+        t.save()
+    assert tree(tmp_path) == before
+
+
+def test_a_signal_does_not_wait_for_a_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Validation on the way is cut short; who sends SIGTERM does not wait for long."""
+    scored: list[int] = []
+
+    def slow(*_: object, progress: Callable[[int], None], **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        for count in range(1000):
+            scored.append(count)
+            progress(count)
+
+    monkeypatch.setattr("txl_audio.train.evaluate", slow)
+    t = trainer(tmp_path, config(validate_every=2))
+    with reporter(tmp_path) as report:
+        assert not t.run(report)
+    assert scored == [0] and t.folder.load_state()[1]["at"]["step"] == 2
+
+
+def test_a_full_disk_ends_a_training_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    t = trainer(tmp_path, config(save_every=1))
+
+    def full(_: int) -> None:
+        if t.at.step == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with (
+        reporter(tmp_path) as report,
+        pytest.raises(CheckpointError, match=r"checkpoint of step 3 cannot .*No space left.*step_2 is as it"),
+    ):
+        t.run(report)
+    monkeypatch.undo()
+    again = trainer(tmp_path, config())
+    again.resume()
+    assert again.at.step == 2
 
 
 def test_settings_that_contradict_the_model(tmp_path: Path) -> None:

@@ -4,10 +4,12 @@
     model.safetensors   the weights to use (averaged ones where averaging is on)
     model.json          token spec of every stream, step, origin
     vocabulary*.json    of text streams
-    state/              everything a resume needs: raw weights, optimiser, lanes, memory, random state
+    state/              checkpoints (see `states`): raw weights, optimiser, lanes, memory, random state
     metrics.jsonl       one record per line
     samples/            sound with its picture, or text, made while training; of several streams by name
+    diverged_*          the batches whose loss was not finite
     events.*            TensorBoard
+    lock                held by the process that trains
 
 Everything is written beside its place, synced, then renamed, so that a reader or a crash sees the old
 or the new file, never half of one.
@@ -16,18 +18,18 @@ or the new file, never half of one.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from txl_audio.runtime import sync_folder
+from txl_audio.lock import LOCK_FILE, locked
+from txl_audio.states import States, load_tensors, read_json, save_tensors, write_atomically
 from txl_audio.tokens import CheckpointError, TokenSpec
 
 VERSION = 2
@@ -41,8 +43,17 @@ _ENTRIES = (
     "state.old",
     "metrics.jsonl",
     "samples",
+    LOCK_FILE,
 )
-_ENTRY_PATTERNS = (*_ENTRIES, "vocabulary.*.json", "events.*", *(f"{name}.new" for name in _ENTRIES))
+_ENTRY_PATTERNS = (
+    *_ENTRIES,
+    "vocabulary.*.json",
+    "events.*",
+    "diverged_*.safetensors",
+    *(f"{name}.new" for name in _ENTRIES),
+)
+_BEFORE_CREATION = {LOCK_FILE, "config.yaml.new"}
+"""What a process that was killed before a run began may have left."""
 
 
 class RunFolder:
@@ -50,6 +61,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.states = States(self.path / "state")
 
     @property
     def config_path(self) -> Path:
@@ -62,17 +74,37 @@ class RunFolder:
                 f"{self.path} already holds a run; continue it with --resume, replace it with "
                 "--overwrite, or choose another folder with out=DIR"
             )
-        if self.path.exists() and any(self.path.iterdir()):
+        self._require_own()
+        with self._writing("the config"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.save_config(config_yaml)
+
+    def _require_own(self) -> None:
+        """Raises CheckpointError where the folder is neither new, nor empty, nor a run's."""
+        if self.config_path.exists() or not self.path.exists():
+            return
+        if any(path.name not in _BEFORE_CREATION for path in self.path.iterdir()):
             raise CheckpointError(f"{self.path} exists and is no run folder; choose another with out=DIR")
-        self.path.mkdir(parents=True, exist_ok=True)
-        self.save_config(config_yaml)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the folder, which is made where there is none, against other processes that train.
+
+        Raises CheckpointError where one of them holds it, or where it is no run folder or cannot be written.
+        """
+        self._require_own()
+        with ExitStack() as held:
+            with self._writing("the lock"):
+                self.path.mkdir(parents=True, exist_ok=True)
+                held.enter_context(locked(self.path))
+            yield
 
     def save_config(self, config_yaml: str) -> None:
         """Replaces the config, for a resume with another budget."""
         write_atomically(self.config_path, config_yaml.encode())
 
     def remove(self) -> None:
-        """Deletes a run; a folder without one is left alone.
+        """Empties a run folder; a folder without a run is left alone.
 
         Raises CheckpointError where something lies in it that no run writes.
         """
@@ -85,7 +117,12 @@ class RunFolder:
                 f"{self.path} is not replaced: it holds {', '.join(foreign[:3])}, which no run writes; "
                 "move that away or choose another folder with out=DIR"
             )
-        shutil.rmtree(self.path)
+        # The config last: a removal that was cut off can be repeated. The lock stays, with who holds it.
+        for path in sorted(self.path.iterdir(), key=lambda path: path == self.config_path):
+            if path.name != LOCK_FILE:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if not any(self.path.iterdir()):
+            self.path.rmdir()
 
     def require_weights(self) -> None:
         """Raises CheckpointError where the run has none yet."""
@@ -97,16 +134,22 @@ class RunFolder:
         return self.path / (f"vocabulary.{stream}.json" if stream else "vocabulary.json")
 
     def save_model(self, model: nn.Module, specs: Mapping[str, TokenSpec], *, step: int, origin: str) -> None:
-        weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-        _save_tensors(self.path / "model.safetensors", weights)
+        """Replaces the weights to use. Raises CheckpointError where they cannot be written."""
         streams = {name: spec.to_json() for name, spec in specs.items()}
         record = {"version": VERSION, "streams": streams, "step": step, "origin": origin}
-        write_atomically(self.path / "model.json", json.dumps(record, indent=1).encode())
+        with self._writing(f"the weights of step {step}"):
+            save_tensors(self.path / "model.safetensors", model.state_dict())
+            write_atomically(self.path / "model.json", json.dumps(record, indent=1).encode())
+
+    def save_tensors(self, name: str, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+        """A safetensors file of its own. Raises CheckpointError where it cannot be written."""
+        with self._writing(name):
+            save_tensors(self.path / name, tensors, metadata)
 
     def specs(self) -> dict[str, TokenSpec]:
         """What every stream of the run's model reads and writes."""
         path = self.path / "model.json"
-        record = _read_json(path)
+        record = read_json(path)
         if record.get("version") != VERSION:
             raise CheckpointError(
                 f"{path} has version {record.get('version')}, expected {VERSION}; train or import it again"
@@ -115,40 +158,39 @@ class RunFolder:
 
     def load_model(self, model: nn.Module) -> None:
         """Puts the saved weights into `model`. Raises CheckpointError where names or shapes differ."""
-        load_weights(model, _load_tensors(self.path / "model.safetensors"), origin=str(self.path))
+        load_weights(model, load_tensors(self.path / "model.safetensors"), origin=str(self.path))
 
-    def save_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Replaces `state/` as a whole."""
-        new, now, old = (self.path / name for name in ("state.new", "state", "state.old"))
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir(parents=True)
-        _save_tensors(
-            new / "state.safetensors", {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
-        )
-        write_atomically(new / "state.json", json.dumps(dict(values)).encode())
-        # A folder cannot replace a full one: between the two renames `state.old` is the one to read.
-        if now.exists():
-            shutil.rmtree(old, ignore_errors=True)
-            now.rename(old)
-        new.rename(now)
-        sync_folder(self.path)
-        shutil.rmtree(old, ignore_errors=True)
+    def save_state(
+        self, tensors: Mapping[str, Tensor], values: Mapping[str, Any], *, step: int, keep: int = 2
+    ) -> None:
+        """Adds a checkpoint; see `States.save`. Raises CheckpointError where it cannot be written."""
+        with self._writing(f"the checkpoint of step {step}"):
+            self.states.save(tensors, values, step=step, keep=keep)
 
     def has_state(self) -> bool:
         """Whether there is something to resume."""
-        return self._state_folder() is not None
+        return self.states.last is not None
 
-    def _state_folder(self) -> Path | None:
-        return next((self.path / n for n in ("state", "state.old") if (self.path / n).is_dir()), None)
+    def has_begun(self) -> bool:
+        """Whether there is anything that a training has saved."""
+        return self.has_state() or (self.path / "model.safetensors").exists()
 
     def load_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What `save_state` was given. Raises CheckpointError where there is nothing to resume."""
-        folder = self._state_folder()
-        if folder is None:
+        """What `save_state` was given last; see `States.load`. Raises CheckpointError."""
+        return self.states.load()
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        """Says of what cannot be written what is lost and what to do."""
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            last = self.states.last
+            then = "start again" if last is None else f"continue with --resume: {last} is as it was"
             raise CheckpointError(
-                f"{self.path} has no saved training state to resume; start it again with --overwrite"
-            )
-        return _load_tensors(folder / "state.safetensors"), _read_json(folder / "state.json")
+                f"{what} cannot be written in {self.path}: {error}; see that there is room and that it may "
+                f"be written, then {then}"
+            ) from error
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], *, origin: str) -> None:
@@ -170,41 +212,3 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], *, origin: str
             f"the weights of {origin} do not fit its config: " + "; ".join(part for part in parts if part)
         )
     model.load_state_dict(dict(weights))
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Writes beside, syncs, renames."""
-    temporary = path.with_name(path.name + ".new")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
-
-
-def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    temporary = path.with_name(path.name + ".new")
-    save_file(dict(tensors), temporary)
-    with open(temporary, "rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
-
-
-def _load_tensors(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise CheckpointError(f"no {path.name} in {path.parent}; the run is incomplete")
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise CheckpointError(f"no {path.name} in {path.parent}; the run is incomplete")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from txl_audio import runtime
 from txl_audio.config import Config
-from txl_audio.data.stream import Documents, TokenStream, document_frames
+from txl_audio.data.stream import Documents, Symbols, TokenStream, document_frames
 from txl_audio.dynamic import DynamicConfig, dynamic_scores
 from txl_audio.model.sequence import SequenceModel, SequenceState
 from txl_audio.model.transformer import Window
@@ -268,7 +268,7 @@ def window_begins(frames: int, size: int, *, stride: int, lanes: int) -> Iterato
         yield (torch.arange(first, min(first + lanes, windows)) * stride).clamp(max=last)
 
 
-def _frames(symbols: np.ndarray, spec: TokenSpec) -> tuple[Tensor, Tensor]:
+def _frames(symbols: Symbols, spec: TokenSpec) -> tuple[Tensor, Tensor]:
     """Inputs and targets [T, K] of one document."""
     inputs, targets = (torch.from_numpy(f.astype(np.int64)) for f in document_frames(symbols, spec))
     return inputs, targets

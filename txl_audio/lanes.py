@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,12 +32,14 @@ class StreamData:
 
     data_id: identity of the training documents; a resume with another is refused.
     separator: symbol that ends a sentence, where sentences are shuffled; see TokenStream.
+    name_of: what to call a training document, by its index.
     """
 
     train: Documents
     valid: Documents
     data_id: str = ""
     separator: int | None = None
+    name_of: Callable[[int], str] = str
 
 
 class StreamTraining:

@@ -6,21 +6,49 @@ depend on how many ranks share them. Alone, all of this is nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TypeVar
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed, nn
 
 from txl_audio.runtime import rank, world_size
-from txl_audio.tokens import ConfigError
+from txl_audio.tokens import ConfigError, TxlError
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 PATIENCE = timedelta(hours=2)
-"""How long ranks wait for one another; the first one scores the validation split while they do."""
+"""How long ranks wait for one another; the first one scores the validation split while they do.
+
+One whose process has ended is missed at once on CPUs: its connections close.
+"""
+
+
+class LostProcessError(TxlError):
+    """Another process of this training has ended, or cannot be reached."""
+
+
+def _of_all(function: F) -> F:
+    """For what every rank has to do: LostProcessError where one of them no longer does."""
+
+    @wraps(function)
+    def named(*arguments: Any, **options: Any) -> Any:
+        try:
+            return function(*arguments, **options)
+        except RuntimeError as error:
+            if world_size() == 1 or isinstance(error, torch.OutOfMemoryError):
+                raise
+            why = str(error).partition(". ")[0]
+            raise LostProcessError(
+                f"process {rank()} of {world_size()} has lost another one ({why}); see what that one said, "
+                "then start all again with --resume"
+            ) from error
+
+    return cast(F, named)
 
 
 @contextmanager
@@ -54,6 +82,7 @@ def own_lanes(lanes: int, *, setting: str) -> slice:
     return slice(rank() * each, (rank() + 1) * each)
 
 
+@_of_all
 def gathered(own: Tensor) -> Tensor:
     """Rows of all ranks, in their order, on every rank: [n, ...] -> [ranks n, ...]."""
     if world_size() == 1:
@@ -73,6 +102,7 @@ def highest(value: float, *, device: torch.device) -> float:
     return _reduced((value,), device, distributed.ReduceOp.MAX)[0]
 
 
+@_of_all
 def _reduced(
     values: tuple[float, ...], device: torch.device, operation: distributed.ReduceOp.RedOpType
 ) -> list[float]:
@@ -83,6 +113,7 @@ def _reduced(
     return tensor.tolist()
 
 
+@_of_all
 def sum_gradients(model: nn.Module) -> None:
     """Replaces every gradient by the sum over all ranks, in one message."""
     if world_size() == 1:
@@ -120,6 +151,7 @@ def continue_draws(saved: Mapping[str, Tensor], *, seed: int) -> None:
             torch.cuda.set_rng_state(saved["draws.cuda"][own].cpu().clone())
 
 
+@_of_all
 def share_weights(model: nn.Module) -> None:
     """Gives every rank the weights of the first."""
     if world_size() > 1:
@@ -127,6 +159,7 @@ def share_weights(model: nn.Module) -> None:
             distributed.broadcast(tensor, src=0)
 
 
+@_of_all
 def shared(value: T) -> T:
     """What the first rank has."""
     if world_size() == 1:

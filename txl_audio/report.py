@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
-from txl_audio.checkpoint import write_atomically
 from txl_audio.evaluate import Totals
+from txl_audio.states import write_atomically
+from txl_audio.tokens import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,9 @@ class Reporter:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.bar.stop()
-        self.metrics.close()
-        self.writer.close()
+        for file in (self.metrics, self.writer):
+            with suppress(OSError):  # a full disk has been named by then
+                file.close()
 
     def _forget_after(self, step: int) -> None:
         """Drops records newer than the checkpoint that training continues from."""
@@ -143,8 +145,14 @@ class Reporter:
         name = {"stream": stream} if several else {}
         form = self.streams[stream].form
         name |= {"form": form} if form and kind == "validation" else {}
-        self.metrics.write(json.dumps({"kind": kind, **name, **at, **values}) + "\n")
-        self.metrics.flush()
-        for key, value in values.items():
-            tag = f"{kind}/{stream}/{key}" if several else f"{kind}/{key}"
-            self.writer.add_scalar(tag, float(value), at["step"])
+        try:
+            self.metrics.write(json.dumps({"kind": kind, **name, **at, **values}) + "\n")
+            self.metrics.flush()
+            for key, value in values.items():
+                tag = f"{kind}/{stream}/{key}" if several else f"{kind}/{key}"
+                self.writer.add_scalar(tag, float(value), at["step"])
+        except OSError as error:
+            raise CheckpointError(
+                f"records cannot be written in {self.folder}: {error}; see that there is room, then continue "
+                "with --resume from the last checkpoint, which is as it was"
+            ) from error

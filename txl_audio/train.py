@@ -2,85 +2,32 @@
 
 from __future__ import annotations
 
-import signal
-import sys
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from txl_audio import parallel, runtime
 from txl_audio.checkpoint import RunFolder, load_weights
-from txl_audio.data.disturb import DisturbConfig
 from txl_audio.evaluate import EvaluateConfig, Totals, evaluate
-from txl_audio.lanes import StreamData, StreamTrainConfig, StreamTraining
+from txl_audio.lanes import StreamData, StreamTraining
 from txl_audio.model.sequence import SINGLE, JointModel, SequenceModel
-from txl_audio.model.transformer import CoreConfig
-from txl_audio.optim import OptimConfig
 from txl_audio.report import Reporter, Silence
-from txl_audio.tokens import CheckpointError, ConfigError, TxlError
+from txl_audio.stops import DivergedError, diverged, interruptions
+from txl_audio.tokens import CheckpointError, ConfigError, TokenSpec
+from txl_audio.train_config import TrainConfig
 
 PLAIN = EvaluateConfig()
 
 
-class DivergedError(TxlError):
-    """A training whose gradient is no longer finite."""
-
-
-class TrainConfig(OptimConfig):
-    """Budget, batch and intervals. The budget is `steps`, or `minutes` of training time, or both
-    (whichever ends first); intervals count steps, and validation time is not training time.
-
-    ema: decay of an average of the weights, which is then what is validated, saved and sampled.
-    accumulate: batches per optimiser step.
-    disturb: of mu-law recordings: how they are disturbed, so that sampled sound stays what it should be, at
-        some cost in likelihood.
-    auxiliary: every layer predicts the targets too, layer l of n until l / 2n of the budget is used
-    up (Al-Rfou et al. 2018, section 2.1). Figures are of the last layer alone.
-    validate_symbols: how much of the validation split is scored on the way; the end scores all.
-    sample_every: a sample of `sample_seconds` of sound, or of some text, now and at the end; None: never.
-    streams: with several streams over one core, how often each is trained on and in what batches.
-    """
-
-    steps: int | None = Field(default=None, ge=1)
-    minutes: float | None = Field(default=None, gt=0)
-    lanes: int = Field(default=16, ge=1)
-    segment_len: int | None = Field(default=None, ge=1)
-    accumulate: int = Field(default=1, ge=1)
-    disturb: DisturbConfig | None = None
-    auxiliary: bool = False
-    ema: float | None = Field(default=None, gt=0, lt=1)
-    compile: bool = False
-    log_every: int = Field(default=20, ge=1)
-    validate_every: int = Field(default=500, ge=1)
-    validate_symbols: int | None = Field(default=400_000, ge=1)
-    save_every: int = Field(default=500, ge=1)
-    sample_every: int | None = Field(default=None, ge=1)
-    sample_seconds: float = Field(default=2.0, gt=0)
-    streams: dict[str, StreamTrainConfig] = Field(default_factory=dict)
-
-    def setting(self, name: str, key: str) -> str:
-        """The dotted key that `key` of stream `name` has its value from."""
-        own = self.streams.get(name)
-        return f"train.{key}" if own is None or getattr(own, key) is None else f"train.streams.{name}.{key}"
-
-    def of_stream(self, name: str, core: CoreConfig) -> StreamTrainConfig:
-        """What stream `name` is trained with; raises ConfigError where the core does not allow it."""
-        own = self.streams.get(name, StreamTrainConfig())
-        segment_len = own.segment_len or self.segment_len or core.segment_len
-        if core.window == "segment" and segment_len != core.segment_len:
-            setting = self.setting(name, "segment_len")
-            raise ConfigError(
-                f"{setting} {segment_len} differs from core.segment_len {core.segment_len}, and with window "
-                f"segment the result depends on it; leave {setting} out"
-            )
-        return StreamTrainConfig(weight=own.weight, lanes=own.lanes or self.lanes, segment_len=segment_len)
+class _CutShortError(Exception):
+    """A signal came while the training was validated on the way."""
 
 
 @dataclass
@@ -171,9 +118,11 @@ class Trainer:
         """One optimiser step: the name of its stream, the batch's totals and the gradient norm."""
         self.model.train()
         name = self.next_stream()
-        stream, nats, count = self.streams[name], 0.0, 0
+        stream, nats, count, read = self.streams[name], 0.0, 0, []
         for _ in range(self.config.accumulate):
-            batch = next(stream.batches).lanes(stream.own).to(self.device)
+            whole = next(stream.batches)
+            read.append((whole, stream.batches.spans))
+            batch = whole.lanes(stream.own).to(self.device)
             with runtime.autocast(self.device, self.precision):
                 layers = self.auxiliary_layers(stream.model)
                 loss, auxiliary, scored, stream.state = stream.model.losses(
@@ -189,11 +138,9 @@ class Trainer:
             if parameter.grad is not None:
                 parameter.grad /= max(1, count)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
-        if not torch.isfinite(norm):
-            raise DivergedError(
-                f"the gradient is not finite at step {self.at.step}; lower train.lr or look at the data. "
-                "The last checkpoint is intact"
-            )
+        if not (math.isfinite(nats) and torch.isfinite(norm)):
+            what = "the gradient" if math.isfinite(nats) else "the loss"
+            raise diverged(self.folder, name, stream.data, read, step=self.at.step, what=what)
         if self.at.step == self.config.warmup_steps:
             self.at.warmup_progress = self.progress()
         self.optimiser.set_rate(self.config.rate(self.at.step, self.progress(), self.at.warmup_progress))
@@ -228,7 +175,8 @@ class Trainer:
                     self._record(reporter, norm)
                 ended = self.progress() >= 1
                 if self.at.step % c.validate_every == 0 and not ended:
-                    self._validate(reporter, c.validate_symbols)
+                    with suppress(_CutShortError):
+                        self._validate(reporter, c.validate_symbols, interrupted)
                 if self.at.step % c.save_every == 0 and not ended:
                     self.save()
                 if c.sample_every and self.at.step % c.sample_every == 0 and not ended:
@@ -254,9 +202,20 @@ class Trainer:
                 reporter.train(name, asdict(self.at), stream.totals, facts)
             stream.totals = Totals(0.0, 0)
 
-    def _validate(self, reporter: Reporter | Silence, limit: int | None) -> None:
+    def _validate(
+        self,
+        reporter: Reporter | Silence,
+        limit: int | None,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> None:
         if isinstance(reporter, Silence):
             return
+
+        def scored(count: int) -> None:
+            if interrupted():
+                raise _CutShortError  # a system that sends SIGTERM does not wait for long
+            progress(count)
+
         for name, model in self.best_model.streams.items():
             with reporter.validating(limit) as progress:
                 totals = evaluate(
@@ -265,7 +224,7 @@ class Trainer:
                     self.scoring if limit is None else PLAIN,
                     precision=self.precision,
                     limit=limit,
-                    progress=progress,
+                    progress=scored,
                 )
             reporter.validation(name, asdict(self.at), totals, whole=limit is None)
 
@@ -279,7 +238,15 @@ class Trainer:
     # Exact resume.
 
     def save(self) -> None:
-        """Writes the weights to use, then everything that `resume` needs. All ranks have to call it."""
+        """Writes everything that `resume` needs, then the weights to use. All ranks have to call it.
+
+        Raises DivergedError for weights that are not finite, CheckpointError for what cannot be written.
+        """
+        if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
+            raise DivergedError(
+                f"weights are not finite after step {self.at.step} and are not saved; lower train.lr and "
+                "continue with --resume from the last checkpoint, which is intact"
+            )
         lanes = {
             f"stream.{name}.{key}": value
             for name, stream in self.streams.items()
@@ -289,7 +256,6 @@ class Trainer:
         if runtime.rank() > 0:
             return
         specs = {name: stream.spec for name, stream in self.model.streams.items()}
-        self.folder.save_model(self.best_model, specs, step=self.at.step, origin="trained")
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         if self.average is not None:
             tensors |= {f"average.{name}": value for name, value in self.average.state_dict().items()}
@@ -305,8 +271,10 @@ class Trainer:
             "optimiser": self.config.optimiser,
             "disturb": self._disturb(),
             "seed": self.seed,
+            "specs": {name: spec.to_json() for name, spec in specs.items()},
         }
-        self.folder.save_state(tensors, values)
+        self.folder.save_state(tensors, values, step=self.at.step, keep=self.config.keep)
+        self.folder.save_model(self.best_model, specs, step=self.at.step, origin="trained")
 
     def resume(self) -> None:
         """Continues exactly where `save` was.
@@ -315,7 +283,7 @@ class Trainer:
         the symbols do.
         """
         tensors, values = self.folder.load_state()
-        specs = self.folder.specs()
+        specs = self._saved_specs(values)
         for name, stream in self.model.streams.items():
             stream.spec.require(specs[name], here="the data", there=f"the run {self.folder.path}")
         self._require("train.ema", values["ema"], self.config.ema)
@@ -338,6 +306,12 @@ class Trainer:
         runtime.set_rng_state({**values["random"], **_under("random.", tensors)})
         parallel.continue_draws(tensors, seed=self.seed + self.at.step)
 
+    def _saved_specs(self, values: Mapping[str, Any]) -> dict[str, TokenSpec]:
+        if "specs" not in values:  # checkpoints of before leave them to model.json
+            return self.folder.specs()
+        origin = str(self.folder.path)
+        return {name: TokenSpec.from_json(spec, origin=origin) for name, spec in values["specs"].items()}
+
     def _disturb(self) -> dict[str, float] | None:
         return None if self.config.disturb is None else self.config.disturb.model_dump()
 
@@ -351,21 +325,3 @@ class Trainer:
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): v for name, v in tensors.items() if name.startswith(prefix)}
-
-
-@contextmanager
-def interruptions() -> Iterator[Callable[[], bool]]:
-    """Turns Ctrl-C and SIGTERM into a flag that is looked at between steps; a second one kills."""
-    caught: list[int] = []
-
-    def catch(number: int, _: Any) -> None:
-        caught.append(number)
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        sys.stderr.write("\nstopping after this step and saving ...\n")
-
-    previous = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(caught)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

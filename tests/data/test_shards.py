@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txl_audio.codecs import MuLawCodec
-from txl_audio.data.shards import Shards, ShardWriter, finish_interrupted, symbol_dtype
+from txl_audio.data.shard_writer import ShardWriter, finish_interrupted
+from txl_audio.data.shards import Shards, symbol_dtype
 from txl_audio.tokens import DataError, SpecError, TokenSpec
 
 SPEC = MuLawCodec().spec
@@ -299,3 +300,64 @@ def test_a_folder_deleted_by_half_is_not_put_in_place(tmp_path: Path) -> None:
     (tmp_path / "out.partial" / "tokens.bin").write_bytes(b"")
     finish_interrupted(tmp_path / "out")
     assert Shards.open(tmp_path / "out").documents[0].frames == 9
+
+
+def files(out: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in sorted(out.glob("tokens*"))}
+
+
+@pytest.mark.parametrize("stop", [None, 1, 2, 3, 4, 5])
+def test_symbols_lie_in_files_that_end_with_documents(tmp_path: Path, stop: int | None) -> None:
+    """Written at once, or interrupted after `stop` documents and continued."""
+    spec = replace(SPEC, modality="codes", vocab_size=300, symbols_per_frame=2, name="any")
+    arrays = [np.full((n, 2), n) for n in (1, 2, 9, 1, 1, 5)]
+
+    def append(writer: ShardWriter, end: int | None) -> None:
+        for n, symbols in list(enumerate(arrays))[len(writer.documents) : end]:
+            writer.append(symbols, id=f"{n}", split="train", source="", sha256="")
+
+    def writer() -> ShardWriter:
+        # Two frames a file: 4 bytes each.
+        return ShardWriter(tmp_path / "out", spec=spec, preparation={}, resume_key="same", file_bytes=8)
+
+    if stop is not None:
+        first = writer()
+        append(first, stop)
+        first.abandon()
+        last = max(first.folder.glob("tokens*"), key=lambda path: (len(path.name), path.name))
+        last.write_bytes(last.read_bytes() + b"\7")  # of a document that was not finished
+    with writer() as whole:
+        append(whole, None)
+    assert files(tmp_path / "out") == {
+        "tokens-00001.bin": 36,
+        "tokens-00002.bin": 8,
+        "tokens-00003.bin": 20,
+        "tokens.bin": 12,
+    }
+    shards = Shards.open(tmp_path / "out")
+    for document, symbols in zip(shards.documents, arrays, strict=True):
+        np.testing.assert_array_equal(shards.symbols(document), symbols)
+        assert isinstance(shards.symbols(document), np.memmap)
+
+
+def test_a_lost_file_of_many_is_named(tmp_path: Path) -> None:
+    about: dict[str, Any] = {"split": "train", "source": "", "sha256": ""}
+    with ShardWriter(tmp_path / "out", spec=SPEC, preparation={}, file_bytes=1) as writer:
+        writer.append(np.array([1, 2]), id="a", **about)
+        writer.append(np.array([3]), id="b", **about)
+    edit(tmp_path / "out", files=[1, 2])
+    with pytest.raises(DataError, match="damaged .its files do not end with documents"):
+        Shards.open(tmp_path / "out")
+    edit(tmp_path / "out", files=[2, 1])
+    (tmp_path / "out" / "tokens-00001.bin").unlink()
+    with pytest.raises(DataError, match=r"tokens-00001.bin has no bytes, its index needs 1"):
+        Shards.open(tmp_path / "out")
+
+
+def test_folders_of_one_file_and_an_older_index_open(tmp_path: Path) -> None:
+    arrays = write(tmp_path / "out", 4, 5)
+    index = json.loads((tmp_path / "out" / "index.json").read_text())
+    assert index.pop("files") == [9]
+    (tmp_path / "out" / "index.json").write_text(json.dumps(index))
+    shards = Shards.open(tmp_path / "out")
+    np.testing.assert_array_equal(shards.symbols(shards.documents[1]), arrays[1])

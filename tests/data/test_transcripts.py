@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +77,34 @@ def test_damaged_transcripts(tmp_path: Path, content: str, expected: str) -> Non
         read_transcripts(tmp_path / "t.tsv")
     with pytest.raises(DataError, match="nowhere is not readable as transcripts"):
         read_transcripts(tmp_path / "nowhere")
+
+
+def test_supervisions_of_lhotse(tmp_path: Path) -> None:
+    """As `SupervisionSet.to_file` writes them: the segments of a recording make its text."""
+    items = [
+        {"id": "s2", "recording_id": "a", "start": 10.5, "duration": 2.0, "channel": 0, "text": "world"},
+        {"id": "s1", "recording_id": "a", "start": 9.0, "duration": 1.0, "channel": 0, "text": " Hello "},
+        {
+            "id": "s3",
+            "recording_id": "b",
+            "start": 0,
+            "duration": 1,
+            "channel": 0,
+            "text": "yes",
+            "language": "en",
+        },
+    ]
+    lines = "".join(json.dumps(item) + "\n" for item in items)
+    (tmp_path / "s.jsonl").write_text(lines)
+    (tmp_path / "s.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    for name in ("s.jsonl", "s.jsonl.gz"):
+        assert read_transcripts(tmp_path / name) == {"a": "Hello world", "b": "yes"}
+    (tmp_path / "s.jsonl").write_text(lines + '{"id": "s4", "recording_id": "c", "start": 0}')
+    with pytest.raises(DataError, match=r"s.jsonl:4: no Lhotse supervision .*'text'"):
+        read_transcripts(tmp_path / "s.jsonl")
+    (tmp_path / "s.jsonl.gz").write_text(lines)
+    with pytest.raises(DataError, match="not readable as supervisions"):
+        read_transcripts(tmp_path / "s.jsonl.gz")
 
 
 def test_every_recording_needs_one(tmp_path: Path) -> None:

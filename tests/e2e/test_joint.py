@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import soundfile
-from safetensors.torch import load_file
 
 from tests.e2e.conftest import Workspace
 from tests.e2e.harness import Result, run, tree
+from txl_audio.checkpoint import RunFolder
 
 JOINT = """
 name: joint
@@ -77,7 +77,7 @@ def test_m14_resume(joint: Joint, tmp_path: Path) -> None:
 
     train("train.steps=3")
     train("train.steps=6", "--resume")
-    expected, got = (load_file(p / "state" / "state.safetensors") for p in (joint.run, tmp_path / "run"))
+    expected, got = (RunFolder(p).load_state()[0] for p in (joint.run, tmp_path / "run"))
     assert expected.keys() == got.keys()
     assert all(bool((expected[name] == got[name]).all()) for name in expected)
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from tests.e2e.conftest import Workspace
 from tests.e2e.harness import REPOSITORY, run
 from txl_audio import parallel
+from txl_audio.checkpoint import RunFolder
 from txl_audio.tokens import ConfigError
 
 SETTINGS = (
@@ -52,12 +53,12 @@ def test_m15_two_processes_are_one_training(workspace: Workspace, tmp_path: Path
         for a, b in pairs:
             assert (a["step"], a["symbols"]) == (b["step"], b["symbols"])
             assert b["bits_per_sample"] == pytest.approx(a["bits_per_sample"], abs=1e-6)
-    expected, got = (load_file(f / "state" / "state.safetensors") for f in (one, two))
+    expected, got = (RunFolder(f).load_state()[0] for f in (one, two))
     carried = [name for name in expected if not name.startswith(("random.", "draws", "optimiser."))]
     assert any(name.endswith("memory.1") for name in carried)
     for name in carried:
         torch.testing.assert_close(got[name], expected[name], rtol=0, atol=1e-5 if "memory" in name else 1e-6)
-    streams = [json.loads((f / "state" / "state.json").read_text())["streams"] for f in (one, two)]
+    streams = [RunFolder(f).load_state()[1]["streams"] for f in (one, two)]
     assert streams[0]["main"]["batches"] == streams[1]["main"]["batches"]
 
 
@@ -78,7 +79,7 @@ def test_two_processes_continue_what_two_began(workspace: Workspace, tmp_path: P
     torchrun(2, "train", *settings, f"out={whole}", "train.steps=4")
     torchrun(2, "train", *settings, f"out={parts}", "train.steps=2")
     torchrun(2, "train", *settings, f"out={parts}", "train.steps=4", "--resume")
-    expected, got = (load_file(f / "state" / "state.safetensors") for f in (whole, parts))
+    expected, got = (RunFolder(f).load_state()[0] for f in (whole, parts))
     assert expected.keys() == got.keys()
     for name, value in expected.items():
         assert torch.equal(got[name], value), name

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 
 from tests.e2e.conftest import Workspace
 from tests.e2e.harness import TEXT, start
@@ -46,17 +45,14 @@ def test_an_interrupted_training_saves_and_continues(workspace: Workspace, numbe
     assert b"Traceback" not in said
     assert f"saved; continue with: txl-audio train {out}/config.yaml --resume" in said.decode()
     step = json.loads((out / "model.json").read_text())["step"]
-    assert step >= 3 and json.loads((out / "state" / "state.json").read_text())["at"]["step"] == step
+    assert step >= 3 and RunFolder(out).load_state()[1]["at"]["step"] == step
 
     _, resumed = workspace.train(out.name, f"train.steps={step + 2}", "--resume")
     assert resumed.code == 0
     whole, result = workspace.train(f"whole_{number.name}", f"train.steps={step + 2}")
     assert result.code == 0
     assert (out / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
-    assert (
-        load_file(out / "state" / "state.safetensors").keys()
-        == load_file(whole / "state" / "state.safetensors").keys()
-    )
+    assert RunFolder(out).load_state()[0].keys() == RunFolder(whole).load_state()[0].keys()
     steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in steps if r["kind"] == "train"] == list(range(1, step + 3))
 

@@ -18,6 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.e2e.conftest import BAD, Workspace
 from tests.e2e.harness import run, tree
 from txl_audio import recipe
+from txl_audio.checkpoint import RunFolder
 from txl_audio.codecs.mulaw import mulaw_encode
 from txl_audio.config import load
 from txl_audio.data.shards import Shards
@@ -78,8 +79,9 @@ def test_train_leaves_a_whole_run_folder(workspace: Workspace) -> None:
     events = {name for name in names if name.startswith("events.out.tfevents")}
     assert len(events) == 1
     samples = {f"samples/step_{step}.{kind}" for step in (2, 4) for kind in ("wav", "png")}
-    files = {"config.yaml", "model.safetensors", "model.json", "metrics.jsonl"}
-    assert names - events - samples - files == {"state/state.safetensors", "state/state.json"}
+    files = {"config.yaml", "model.safetensors", "model.json", "metrics.jsonl", "lock"}
+    checkpoint = {f"state/step_4/{name}" for name in ("state.safetensors", "state.json", "checksums.json")}
+    assert names - events - samples - files == checkpoint | {"state/last"}
     assert json.loads((folder / "model.json").read_text())["step"] == 4
     for step in (2, 4):
         assert soundfile.info(folder / f"samples/step_{step}.wav").frames == 320
@@ -118,8 +120,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(workspace: Workspace) -> None
     assert result.code == 0
     _, result = workspace.train("parts", "train.steps=8", "train.log_every=3", "--resume")
     assert (result.code, result.raw) == (0, b"")
-    expected = load_file(whole / "state" / "state.safetensors")
-    got = load_file(parts / "state" / "state.safetensors")
+    expected = RunFolder(whole).load_state()[0]
+    got = RunFolder(parts).load_state()[0]
     assert expected.keys() == got.keys() and any(name.startswith("optimiser.") for name in got)
     for name, value in expected.items():
         assert torch.equal(value, got[name]), name

@@ -15,7 +15,7 @@ from txl_audio.tokens import ConfigError
 @app.command()
 def context(
     runs: Annotated[list[str], typer.Argument(help="Run folders of the group to compare.")],
-    data: Annotated[Path | None, typer.Option(help="Shard folder. [default: the first run's own]")] = None,
+    data: Annotated[str | None, typer.Option(help="Shards. [default: the first run's own]")] = None,
     split: Annotated[str, typer.Option(help="Split to sample positions from.")] = "val",
     r: Annotated[
         list[float] | None, typer.Option(help="Fraction of hardest positions; may be repeated. [0.1, 0.5, 1]")

@@ -41,7 +41,7 @@ def evaluate(
         list[str] | None,
         typer.Argument(
             metavar="[DATA] [evaluate.KEY=VALUE]...",
-            help="Shard folder [default: the run's own], and settings instead of the run's.",
+            help="Shard folder or URL [default: the run's own], and settings instead of the run's.",
         ),
     ] = None,
     split: Annotated[str, typer.Option(help="Split to score.")] = "val",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from txl_audio.cli.common import Json, app, duration, preparation, progress_bar, say, tell
 from txl_audio.tokens import ConfigError
+
+if TYPE_CHECKING:
+    from txl_audio.data.prepared import PrepareReport
 
 
 @app.command()
@@ -61,6 +65,13 @@ def prepare(
         str | None, typer.Option(help="Folder of the codec's weights, or their name on Hugging Face's hub.")
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes. [default: by cores and files]")] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(help="Prepare part i of n, as 2/8, into OUT.shard-2-of-8, here or on another machine."),
+    ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Join the shards beside --out into it; without SOURCE.")
+    ] = False,
     strict: Annotated[
         bool,
         typer.Option(help="Stop at the first file that cannot be used, or corpus unlike the published one."),
@@ -75,6 +86,11 @@ def prepare(
     from txl_audio.data.corpora import CORPORA
     from txl_audio.data.datasets import DATASETS
 
+    if merge:
+        if source is not None or dataset is not None or shard is not None:
+            raise ConfigError("--merge joins what was prepared; give it --out alone")
+        _merge(out, {"strict": strict, "overwrite": overwrite}, as_json)
+        return
     known = (*DATASETS, *CORPORA)
     if dataset is not None and dataset not in known:
         near = difflib.get_close_matches(dataset, known, n=1)
@@ -83,11 +99,11 @@ def prepare(
     if dataset in CORPORA:
         if (source is None) == (root is None):
             raise ConfigError(f"--dataset {dataset} needs SOURCE, its archive, folder or file")
-        of_audio = (subset, transcripts, trim_db, codec, weights, workers)
+        of_audio = (subset, transcripts, trim_db, codec, weights, workers, shard)
         if download or gain != "none" or any(option is not None for option in of_audio):
             raise ConfigError(
-                "--download, --subset, --transcripts, --trim-db, --gain, --codec, --weights and --workers "
-                f"are for audio, {dataset} is a text"
+                "--download, --subset, --transcripts, --trim-db, --gain, --codec, --weights, --workers "
+                f"and --shard are for audio, {dataset} is a text"
             )
         options = {"split": split, "newlines": newlines, "strict": strict, "overwrite": overwrite}
         _prepare_text(dataset, source or str(root), out, options, as_json)
@@ -102,7 +118,7 @@ def prepare(
         raise ConfigError("--subset says what to fetch; give it with --download")
     if download:
         _download(dataset, root, subset)
-    options = {"split": split, "trim_db": trim_db, "gain": gain, "workers": workers}
+    options = {"split": split, "trim_db": trim_db, "gain": gain, "workers": workers, "shard": _shard(shard)}
     options |= {"root": root if dataset else None, "strict": strict, "overwrite": overwrite}
     options |= {"transcripts": transcripts, "codec": parse_codec(codec or "mulaw", weights=weights)}
     _prepare_audio(dataset or source or "", out, options, as_json)
@@ -117,6 +133,21 @@ def _download(dataset: str | None, root: Path | None, subset: str | None) -> Non
     datasets.download(dataset, root, subset=subset)
 
 
+def _shard(shard: str | None) -> tuple[int, int] | None:
+    if shard is None:
+        return None
+    parts = re.fullmatch(r"(\d+)/(\d+)", shard)
+    if parts is None:
+        raise ConfigError(f"--shard is {shard!r}, expected i/n, such as 2/8")
+    return int(parts[1]), int(parts[2])
+
+
+def _merge(out: Path, options: dict[str, Any], as_json: bool) -> None:
+    from txl_audio.data.merge import merge
+
+    _tell_audio(merge(out, **options), as_json)
+
+
 def _prepare_audio(source: str, out: Path, options: dict[str, Any], as_json: bool) -> None:
     from txl_audio.data.prepare import prepare as prepare_shards
 
@@ -127,6 +158,10 @@ def _prepare_audio(source: str, out: Path, options: dict[str, Any], as_json: boo
             progress=lambda done, total, seconds: update(done, total, f"{duration(seconds)} of audio"),
             **options,
         )
+    _tell_audio(report, as_json)
+
+
+def _tell_audio(report: PrepareReport, as_json: bool) -> None:
     rejected = [{"source": item.source, "reason": item.reason} for item in report.rejected]
     for item in rejected:
         say(f"left out {item['source']}: {item['reason']}")

@@ -26,8 +26,8 @@ from txl_audio.codecs.rvq import RvqCodec
 from txl_audio.codecs.rvq_model import FRAME_SAMPLES, SAMPLE_RATE_HZ, RvqModel, RvqModelConfig
 from txl_audio.model.sequence import SINGLE
 from txl_audio.optim import Optimiser
+from txl_audio.stops import DivergedError, interruptions
 from txl_audio.tokens import CheckpointError, ConfigError
-from txl_audio.train import DivergedError, interruptions
 
 
 @dataclass
@@ -186,7 +186,7 @@ class CodecTrainer:
         random = runtime.rng_state()
         tensors |= {f"random.{name}": random.pop(name) for name in ("torch", "cuda") if name in random}
         values = {"at": asdict(self.at), "random": random, "settings": self._settings()}
-        self.folder.save_state(tensors, values)
+        self.folder.save_state(tensors, values, step=self.at.step)
 
     def resume(self) -> None:
         """Continues where `save` was. Raises CheckpointError where settings or recordings differ."""
@@ -296,18 +296,19 @@ def train_codec(config: CodecRunConfig, *, resume: bool = False, overwrite: bool
         seed=config.seed,
         precision=precision,
     )
-    if resume:
-        trainer.resume()
-        folder.save_config(config.to_yaml())
-    else:
-        if overwrite:
-            if folder.config_path.exists() and not describes_codec(folder.config_path):
-                raise CheckpointError(
-                    f"{folder.path} is not replaced: it holds a run that is no codec; choose another folder "
-                    "with out=DIR"
-                )
-            folder.remove()
-        folder.create(config.to_yaml())
-    reporter = CodecReporter(folder.path, resumed_at=trainer.at.step)
-    with reporter:
-        return trainer.run(reporter)
+    with folder.locked():
+        if resume:
+            trainer.resume()
+            folder.save_config(config.to_yaml())
+        else:
+            if overwrite:
+                if folder.config_path.exists() and not describes_codec(folder.config_path):
+                    raise CheckpointError(
+                        f"{folder.path} is not replaced: it holds a run that is no codec; choose another "
+                        "folder with out=DIR"
+                    )
+                folder.remove()
+            folder.create(config.to_yaml())
+        reporter = CodecReporter(folder.path, resumed_at=trainer.at.step)
+        with reporter:
+            return trainer.run(reporter)

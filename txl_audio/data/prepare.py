@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -26,58 +26,27 @@ import torch
 from txl_audio.codecs.mulaw import MuLawCodec, clipped_count
 from txl_audio.data import audio
 from txl_audio.data.datasets import Recording, assign_splits, find_recordings, with_transcripts
-from txl_audio.data.shards import INDEX_FILE, Document, Shards, ShardWriter, finish_interrupted, symbol_dtype
-from txl_audio.data.text import VOCABULARY_FILE, CharacterVocabulary
-from txl_audio.tokens import Codec, DataError, TokenSpec, TxlError
+from txl_audio.data.prepared import (
+    MANIFEST_FILE,
+    PrepareReport,
+    Rejected,
+    finished_report,
+    how_it_was_made,
+    none_usable,
+    note,
+    report_of,
+    require_own,
+    shard_folder,
+)
+from txl_audio.data.shard_writer import ShardWriter, finish_interrupted
+from txl_audio.data.shards import Document, symbol_dtype
+from txl_audio.tokens import Codec, ConfigError, DataError, TokenSpec, settings_hash
 
-MANIFEST_FILE = "manifest.jsonl"
-REJECTED_FILE = "rejected.json"
 # Starting a process costs seconds, for which one process prepares hundreds of short files.
 _FILES_PER_WORKER = 1024
 
 Progress = Callable[[int, int, float], None]
 """Called after every file with (files done, files in all, seconds of audio so far)."""
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """A file that was left out, and why."""
-
-    source: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class PrepareReport:
-    """What `prepare` did.
-
-    Attributes:
-        out: the shard folder.
-        documents: accepted files.
-        samples: samples of audio in them.
-        seconds: audio per split.
-        clipped: samples that were clipped to [-1, 1].
-        rejected: files that could not be used.
-        split: the rule that was used.
-        unchanged: the folder was already there, made from the same files in the same way.
-    """
-
-    out: Path
-    documents: int
-    samples: int
-    seconds: dict[str, float]
-    clipped: int
-    rejected: tuple[Rejected, ...]
-    split: str
-    unchanged: bool = False
-
-    @property
-    def warnings(self) -> list[str]:
-        """What would stop a training on this folder: no documents of `train` or of `val`."""
-        missing = " and no ".join(f"`{name}`" for name in ("train", "val") if name not in self.seconds)
-        every = self.split.startswith("every-")
-        remedy = f"{self.split} needs more recordings" if every else "--split every-20th would make both"
-        return [f"no {missing} documents, which training needs; {remedy}"] if missing else []
 
 
 @dataclass(frozen=True)
@@ -112,6 +81,7 @@ def prepare(
     trim_db: float | None = None,
     gain: str = "none",
     workers: int | None = None,
+    shard: tuple[int, int] | None = None,
     strict: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -136,6 +106,9 @@ def prepare(
         gain: see `audio.gain_factor`; `none` leaves levels as they are.
         workers: processes; None chooses by the number of files and processors. With more than one,
             scripts need the usual `if __name__ == "__main__":`.
+        shard: (i, n) prepares the i-th of n parts of the same set, from 1, into
+            `shard_folder(out, i, n)`, here or on another machine; `merge.merge` joins them. Splits are those
+            of the whole.
         strict: raise at the first file that cannot be used instead of listing it.
         overwrite: replace shards that were made of other files or with other settings.
         progress: called after every file.
@@ -161,25 +134,29 @@ def prepare(
         "quantiser": getattr(codec, "description", spec.name),
         "split": split,
     }
-    identity, request = _identity_and_request(recordings, spec, preparation)
+    identity, request = whole = _identity_and_request(recordings, spec, preparation)
     origin = str(source) if root is None else f"{source} in {root}"
     out = Path(out)
+    if shard is not None:
+        out = shard_folder(out, *shard)
+        recordings = _share(recordings, *shard)
+        identity, request = (settings_hash({"whole": name, "shard": shard}) for name in whole)
     finish_interrupted(out)
-    made = _how_it_was_made(out)
-    finished = _finished(out, made) if made.get("request") == request else None
+    made = how_it_was_made(out)
+    finished = finished_report(out, made) if made.get("request") == request else None
     if finished is not None:
         if strict and finished.rejected:
-            raise DataError(_why(finished.rejected[0]))
+            raise DataError(str(finished.rejected[0]))
         return finished
-    if (out / INDEX_FILE).is_file() and made.get("set") != identity and not overwrite:
-        raise DataError(
-            f"{out} holds shards of {made.get('source', 'unknown origin')}, made of other files or in "
-            f"another way than {origin} now; choose another --out, or replace them with --overwrite"
-        )
+    if not overwrite:
+        require_own(out, made, identity, origin)
 
     settings = _Settings(codec=codec, trim_db=trim_db, gain=gain)
     rejected: list[Rejected] = []
-    with ShardWriter(out, spec=spec, preparation=preparation, resume_key=request) as writer:
+    empty = shard is not None  # all that is good may lie in the others
+    with ShardWriter(
+        out, spec=spec, preparation=preparation, resume_key=request, may_be_empty=empty
+    ) as writer:
         manifest_path = writer.folder / MANIFEST_FILE
         if writer.documents:
             _cut_manifest(manifest_path, writer.documents)
@@ -194,7 +171,7 @@ def prepare(
                 if isinstance(result, str):
                     rejected.append(Rejected(recording.source, result))
                     if strict:
-                        raise DataError(_why(rejected[-1]))
+                        raise DataError(str(rejected[-1]))
                 else:
                     # First the manifest, then the journal: a document on disk always has its line.
                     manifest.write(json.dumps(_manifest_item(recording, result, spec)) + "\n")
@@ -210,45 +187,13 @@ def prepare(
                     seconds += document.frames / spec.frame_rate_hz
                 if progress is not None:
                     progress(count, len(recordings), seconds)
-        if not writer.documents:
-            first = _why(rejected[0])
-            raise DataError(f"none of the {len(rejected)} files of {source} can be used; the first: {first}")
-        if characters := set().union(*(document.text for document in writer.documents)):
-            CharacterVocabulary(sorted(characters)).save(writer.folder / VOCABULARY_FILE)
-        files = [asdict(item) for item in rejected]
-        made = {"source": origin, "set": identity, "request": request, "rejected": files}
-        (writer.folder / REJECTED_FILE).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-    return _report(out, writer.documents, spec, tuple(rejected), split, unchanged=False)
-
-
-def _why(rejected: Rejected) -> str:
-    return f"{rejected.source}: {rejected.reason}"
-
-
-def _report(
-    out: Path,
-    documents: Sequence[Document],
-    spec: TokenSpec,
-    rejected: tuple[Rejected, ...],
-    split: str,
-    *,
-    unchanged: bool,
-) -> PrepareReport:
-    seconds: dict[str, float] = {}
-    for document in documents:
-        length = document.frames / spec.frame_rate_hz
-        seconds[document.split] = seconds.get(document.split, 0.0) + length
-    frames = sum(document.frames for document in documents)
-    return PrepareReport(
-        out=out,
-        documents=len(documents),
-        samples=round(frames * spec.sample_rate_hz / spec.frame_rate_hz),
-        seconds=seconds,
-        clipped=sum(document.clipped for document in documents),
-        rejected=rejected,
-        split=split,
-        unchanged=unchanged,
-    )
+        if not writer.documents and shard is None:
+            raise none_usable(rejected, origin)
+        made = {"source": origin, "set": identity, "request": request}
+        if shard is not None:
+            made |= {"whole": whole}
+        note(writer, made, rejected)
+    return report_of(out, writer.documents, spec, tuple(rejected), split, unchanged=False)
 
 
 def _identity_and_request(
@@ -270,23 +215,18 @@ def _identity_and_request(
     return identity.hexdigest(), request.hexdigest()
 
 
-def _how_it_was_made(out: Path) -> dict[str, Any]:
-    """What an earlier call noted about `out`; empty where none did."""
-    try:
-        return dict(json.loads((out / REJECTED_FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}
+def _share(recordings: list[Recording], number: int, of: int) -> list[Recording]:
+    """The number-th of so many parts, one after another, so that joining them is writing one after another.
 
-
-def _finished(out: Path, made: dict[str, Any]) -> PrepareReport | None:
-    """The report of the call that made `out`; None where it is damaged."""
-    try:
-        shards = Shards.open(out)
-        rejected = tuple(Rejected(**item) for item in made["rejected"])
-        split = str(shards.preparation["split"])
-    except (TxlError, KeyError, TypeError):
-        return None
-    return _report(out, shards.documents, shards.spec, rejected, split, unchanged=True)
+    Raises ConfigError where there is no such part.
+    """
+    if not 1 <= number <= of <= len(recordings):
+        raise ConfigError(
+            f"shard {number}/{of} of {len(recordings)} recordings; expected i/n with i from 1 to n, and at "
+            "least one recording for each"
+        )
+    begin, end = (len(recordings) * i // of for i in (number - 1, number))
+    return recordings[begin:end]
 
 
 def _cut_manifest(path: Path, documents: Sequence[Document]) -> None:

@@ -19,7 +19,8 @@ import numpy as np
 
 from txl_audio.data.archives import OpenFile
 from txl_audio.data.corpora import SPLITS, Corpus, Part, check_archive, choose_files, corpus_of, cut_parts
-from txl_audio.data.shards import INDEX_FILE, Document, Shards, ShardWriter, finish_interrupted
+from txl_audio.data.shard_writer import ShardWriter, finish_interrupted
+from txl_audio.data.shards import INDEX_FILE, Document, Shards
 from txl_audio.data.text import (
     VOCABULARY_FILE,
     ByteVocabulary,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -27,10 +27,23 @@ class Symbols(Protocol):
 
 
 class Documents(Protocol):
-    """Where symbols come from: `len` documents, each an integer array [N] of symbols in order."""
+    """Where symbols come from: `len` documents, each a line [N] of symbols in order."""
 
     def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> np.ndarray: ...
+    def __getitem__(self, index: int, /) -> Symbols: ...
+
+
+@runtime_checkable
+class Collection(Documents, Protocol):
+    """Documents whose `lengths` [symbols] are known without reading them, of several sets where `mix` is set.
+
+    mix: documents of every set, which follow each other, and the weight of the set.
+    """
+
+    @property
+    def lengths(self) -> Sequence[int]: ...
+    @property
+    def mix(self) -> Sequence[tuple[range, float]]: ...
 
 
 @dataclass(frozen=True)
@@ -56,6 +69,15 @@ class Batch:
         return Batch(*(part.to(device) for part in parts))
 
 
+class Span(NamedTuple):
+    """Frames [begin, end) of targets of one document that a lane has in a batch."""
+
+    lane: int
+    document: int
+    begin: int
+    end: int
+
+
 class Piece(NamedTuple):
     """Frames [begin, end) of targets of one document."""
 
@@ -76,6 +98,10 @@ class TokenStream:
     that one giant document fills every lane, as the authors' `LMOrderedIterator` does, but without a
     rest that is left out. A piece is read like a document of its own: it begins with the symbol before
     its first target as context. With one lane nothing is cut, nor are recordings ever.
+
+    Of a mix of sets, with a seed, an epoch has frames of every set in proportion to the weights: it reads the
+    set that has the fewest epochs in it once, and of the others whole passes and then documents drawn
+    anew in every epoch, to the nearest document. Without a seed all documents are read once.
 
     Args:
         documents: the symbols; `spec` says how they form frames.
@@ -109,7 +135,10 @@ class TokenStream:
         self.lanes, self.segment_len = lanes, segment_len
         self.seed, self.epochs, self.reset, self.separator = seed, epochs, reset, separator
         self.disturb = disturb
-        self._pieces = _pieces([_frames(len(documents[i]), spec) for i in range(len(documents))], spec, lanes)
+        known = isinstance(documents, Collection)
+        lengths = documents.lengths if known else [len(documents[i]) for i in range(len(documents))]
+        self._pieces = _pieces([_frames(n, spec) for n in lengths], spec, lanes)
+        self._mix = documents.mix if known else ()
         self._epoch, self._next, self._order = 0, 0, self._shuffled(0)
         # Per lane: the piece it reads (-1: none), the epoch it was taken in, and the frame it stands at.
         self._piece = [-1] * lanes
@@ -117,6 +146,8 @@ class TokenStream:
         self._frame = [0] * lanes
         self._lines: list[Symbols | None] = [None] * lanes
         self._disturbed: list[tuple[np.ndarray, np.ndarray] | None] = [None] * lanes
+        self.spans: list[Span] = []
+        """Of the last batch: what each lane has in it, in order."""
         # Lanes that read pieces of one document share its shuffled sentences.
         self._sentences: WeakValueDictionary[tuple[int, int], ShuffledSentences] = WeakValueDictionary()
 
@@ -130,6 +161,7 @@ class TokenStream:
         reset = np.zeros(shape[:2], dtype=bool)
         heard = targets if self.disturb is None else targets.copy()
         parts = (inputs, targets, reset, heard)
+        self.spans = []
         filled = [self._fill(lane, *(part[lane] for part in parts)) for lane in range(self.lanes)]
         if not any(filled):
             raise StopIteration
@@ -153,6 +185,7 @@ class TokenStream:
                 inputs[part], heard[part] = frames_at(now_heard, self.spec, at, n)
                 targets[part] = frames_at(scored, self.spec, at, n)[1]
             reset[place] |= at == piece.begin and self.reset
+            self.spans.append(Span(lane, piece.document, at, at + n))
             place += n
             self._frame[lane] += n
             if self._frame[lane] == piece.end:
@@ -179,11 +212,12 @@ class TokenStream:
             line = self._sentences.get((document, epoch))
             if line is None:
                 # Of a memory-mapped file a plain view, which is sliced faster.
-                line = np.asarray(self.documents[document]).reshape(-1)
+                line = self.documents[document]
+                line = np.asarray(line).reshape(-1) if isinstance(line, np.ndarray) else line
                 if self.seed is not None and self.separator is not None:
                     # From 1: a last 0 would give the generator of the documents' order.
                     rng = np.random.default_rng((self.seed, epoch, document + 1))
-                    line = ShuffledSentences(line, self.separator, rng)
+                    line = ShuffledSentences(line[:], self.separator, rng)
                     self._sentences[document, epoch] = line
             self._lines[lane] = line
         return line
@@ -201,7 +235,10 @@ class TokenStream:
     def _shuffled(self, epoch: int) -> Sequence[int]:
         if self.seed is None:
             return range(len(self._pieces))
-        return np.random.default_rng((self.seed, epoch)).permutation(len(self._pieces)).tolist()
+        rng = np.random.default_rng((self.seed, epoch))
+        if not self._mix:
+            return rng.permutation(len(self._pieces)).tolist()
+        return rng.permutation(_mixed(self._pieces, self._mix, rng)).tolist()
 
     def state_dict(self) -> dict[str, Any]:
         """Position to resume from, JSON-able."""
@@ -283,6 +320,26 @@ def _index_type(symbols: np.ndarray) -> type[np.integer[Any]]:
     return np.int32 if len(symbols) < 2**31 else np.int64
 
 
+def _mixed(
+    pieces: Sequence[Piece], mix: Sequence[tuple[range, float]], rng: np.random.Generator
+) -> np.ndarray:
+    """Numbers of the pieces that an epoch of a mix reads, some more than once."""
+    document = np.array([piece.document for piece in pieces])
+    frames = np.array([piece.end - piece.begin for piece in pieces])
+    sets = [np.flatnonzero((document >= r.start) & (document < r.stop)) for r, _ in mix]
+    # Frames for a weight of 1.
+    unit = max(frames[own].sum() / weight for own, (_, weight) in zip(sets, mix, strict=True))
+    chosen = []
+    for own, (_, weight) in zip(sets, mix, strict=True):
+        if len(own) == 0:
+            continue
+        passes, rest = divmod(round(unit * weight), int(frames[own].sum()))
+        drawn = rng.permutation(own)
+        middles = frames[drawn].cumsum() - frames[drawn] / 2
+        chosen += [*[own] * passes, drawn[middles < rest]]
+    return np.concatenate(chosen)
+
+
 def _frames(symbols: int, spec: TokenSpec) -> int:
     """Target frames of a document of so many symbols."""
     if not spec.scores_first:
@@ -325,7 +382,7 @@ def frames_at(symbols: Symbols, spec: TokenSpec, at: int, n: int) -> tuple[np.nd
     return np.where(frames[:-1] == IGNORE, spec.start_symbol, frames[:-1]), frames[1:]
 
 
-def document_frames(symbols: np.ndarray, spec: TokenSpec) -> tuple[np.ndarray, np.ndarray]:
+def document_frames(symbols: Symbols, spec: TokenSpec) -> tuple[np.ndarray, np.ndarray]:
     """One document [N] -> (input frames, target frames), each [frames, K]: `frames_at` of the whole."""
     symbols = np.asarray(symbols).reshape(-1)
     return frames_at(symbols, spec, 0, _frames(len(symbols), spec))

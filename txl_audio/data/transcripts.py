@@ -5,6 +5,10 @@ Shapes: N frames, K symbols per frame, V codes, C characters.
 
 from __future__ import annotations
 
+import gzip
+import json
+import re
+import zlib
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -78,9 +82,12 @@ class Transcripts:
 def read_transcripts(path: str | Path) -> dict[str, str]:
     """What is said in recordings, by id: lines of id, tab (or `|`, as in LJSpeech), text.
 
-    Columns between the first and the last are passed over. Raises DataError where it is no such file.
+    Columns between the first and the last are passed over. Or a Lhotse manifest of supervisions (.jsonl,
+    .jsonl.gz): the texts of a recording in order of time. Raises DataError where it is no such file.
     """
     path = Path(path)
+    if re.search(r"\.jsonl(\.gz)?$", path.name):
+        return _read_supervisions(path)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -96,3 +103,25 @@ def read_transcripts(path: str | Path) -> dict[str, str]:
         if texts.setdefault(id, text) != text:
             raise DataError(f"{path}:{number}: a second transcript of {id!r}")
     return texts
+
+
+def _read_supervisions(path: Path) -> dict[str, str]:
+    segments: dict[str, list[tuple[float, str]]] = {}
+    try:
+        content = path.read_bytes()
+        lines = (gzip.decompress(content) if path.suffix == ".gz" else content).decode().split("\n")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is not readable as supervisions: {error}") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            item = json.loads(line)
+            start, text = float(item["start"]), str(item["text"]).strip()
+            segments.setdefault(str(item["recording_id"]), []).append((start, text))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"{path}:{number}: no Lhotse supervision ({type(error).__name__}: {error}); expected the "
+                "fields recording_id, start and text"
+            ) from error
+    return {id: " ".join(text for _, text in sorted(said) if text) for id, said in segments.items()}

@@ -26,7 +26,7 @@ from txl_audio.sampling.compiled import Weights, unsupported
 from txl_audio.sampling.filters import Filters
 from txl_audio.sampling.sampler import Backend
 from txl_audio.tokens import ConfigError, SpecError, TokenSpec
-from txl_audio.train import TrainConfig
+from txl_audio.train_config import TrainConfig
 
 
 class StreamSettings(Config):
@@ -187,9 +187,22 @@ class SampleConfig(Config):
         return self.weights if compiled else "float32"
 
 
+class SetConfig(Config):
+    """One set of a mix: its folder or URL, and the share of frames that training reads of it."""
+
+    path: str
+    weight: float = Field(default=1.0, gt=0)
+
+
+class MixConfig(Config):
+    """Several sets of the same symbols, read in one stream by weights; see `data.stream.TokenStream`."""
+
+    mix: tuple[SetConfig, ...] = Field(min_length=1)
+
+
 class RunConfig(Config):
-    """A whole run. `data` is a folder of shards, or one for each stream; `out` the run folder
-    (default runs/NAME).
+    """A whole run. `data` is a folder of shards, its URL or a mix of such, or one for each stream; `out` the
+    run folder (default runs/NAME).
 
     precision: of matrix products; `auto` is what this machine is faster with, and a run keeps it.
     evaluate: how the run is scored, and by the end of its training too, which does not do it dynamically.
@@ -198,7 +211,7 @@ class RunConfig(Config):
 
     name: str
     out: str | None = None
-    data: str | dict[str, str] | None = None
+    data: str | MixConfig | dict[str, str | MixConfig] | None = None
     seed: int = Field(default=0, ge=0, lt=2**32)
     device: str = "auto"
     precision: Literal["auto"] | runtime.Precision = "auto"
@@ -220,7 +233,7 @@ class RunConfig(Config):
                 f"train.streams names {', '.join(unknown)}, expected of the model's streams: "
                 f"{', '.join(self.model.streams) or 'it has none'}"
             )
-        if isinstance(self.data, str) and self.model.streams:
+        if isinstance(self.data, str | MixConfig) and self.model.streams:
             raise ValueError(f"data is one folder, expected one for each of {', '.join(self.model.streams)}")
         return self
 
@@ -234,8 +247,8 @@ class RunConfig(Config):
         return Path(self.out) if self.out else Path("runs") / self.name
 
     @property
-    def data_folders(self) -> dict[str, str]:
-        """Shard folder of every stream; empty where the config names none."""
+    def data_folders(self) -> dict[str, str | MixConfig]:
+        """Shard folder, URL or mix of every stream; empty where the config names none."""
         if self.data is None:
             return {}
         return self.data if isinstance(self.data, dict) else {SINGLE: self.data}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,15 @@ from txl_audio import runtime
 from txl_audio.checkpoint import RunFolder
 from txl_audio.codecs import MuLawCodec
 from txl_audio.config import load
+from txl_audio.data.remote import is_url
 from txl_audio.data.shards import INDEX_FILE, Document, Shards
+from txl_audio.data.stream import Symbols
 from txl_audio.data.text import VOCABULARY_FILE, TextVocabulary, load_vocabulary
 from txl_audio.data.transcripts import MARKS, Order, Transcripts
 from txl_audio.model.depth import DepthHeadConfig
 from txl_audio.model.heads import FrameHeadConfig
 from txl_audio.model.sequence import JointModel, SequenceModel
-from txl_audio.recipe.config import RunConfig, StreamConfig
+from txl_audio.recipe.config import MixConfig, RunConfig, StreamConfig
 from txl_audio.tokens import CheckpointError, ConfigError, DataError, TokenSpec, unnamed_text_spec
 
 SHIPPED = Path(__file__).resolve().parents[1] / "models"
@@ -40,6 +43,9 @@ class SplitDocuments:
     def __init__(self, shards: Shards, split: str, orders: Sequence[Order] = ()) -> None:
         self.shards, self.orders = shards, orders
         self.documents: Sequence[Document] = shards.of_split(split)
+        empty = [s.path for s, (own, _) in zip(shards.mix, self.mix, strict=True) if not own]
+        if empty and split == "train":
+            raise DataError(f"{empty[0]} has no documents of train to mix; leave it out")
         self.transcripts = transcripts_of(shards) if orders else None
         if orders and (silent := [d.id for d in self.documents if not d.text]):
             raise DataError(
@@ -50,13 +56,35 @@ class SplitDocuments:
     def __len__(self) -> int:
         return len(self.documents) * max(1, len(self.orders))
 
-    def __getitem__(self, index: int, /) -> np.ndarray:
+    def __getitem__(self, index: int, /) -> Symbols:
         number, order = divmod(index, max(1, len(self.orders)))
         document = self.documents[number]
+        if self.transcripts is None:
+            return self.shards.line(document)
         codes = self.shards.symbols(document)
-        if self.transcripts is not None:
-            codes = self.transcripts.document(self.orders[order], codes, document.text)
-        return codes.reshape(-1)
+        return self.transcripts.document(self.orders[order], codes, document.text).reshape(-1)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Symbols of every document, none of which is read for it."""
+        k = self.shards.spec.symbols_per_frame
+        return [
+            (d.frames + (len(d.text) + MARKS if order else 0)) * k
+            for d in self.documents
+            for order in self.orders or (None,)
+        ]
+
+    def name_of(self, index: int) -> str:
+        """The id of the recording, or the text, that document `index` is of."""
+        return self.documents[index // max(1, len(self.orders))].id
+
+    @property
+    def mix(self) -> list[tuple[range, float]]:
+        """Which documents are of which folder of a mix, and its weight."""
+        begins = [d.offset for d in self.documents]
+        times = max(1, len(self.orders))
+        bounds = [[bisect_left(begins, at) * times for at in (s.begin, s.end)] for s in self.shards.mix]
+        return [(range(*b), share.weight) for b, share in zip(bounds, self.shards.mix, strict=True)]
 
     @property
     def separator(self) -> int | None:
@@ -76,6 +104,7 @@ class SplitDocuments:
         facts: list[Any] = [(d.id, d.frames, d.sha256, d.gain, d.trim) for d in self.documents]
         if self.orders:
             facts += [*self.orders, *(d.text for d in self.documents)]
+        facts += [(len(documents), weight) for documents, weight in self.mix]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
@@ -95,9 +124,16 @@ def spec_for(part: StreamConfig, shards: Shards) -> TokenSpec:
     return transcripts_of(shards).spec if part.transcripts else shards.spec
 
 
-def open_shards(path: str | Path, model: SequenceModel, *, origin: str) -> Shards:
+def open_data(data: str | Path | MixConfig) -> Shards:
+    """The shards of a folder, a URL or a mix. Raises as `Shards.open` and `Shards.mixed`."""
+    if isinstance(data, MixConfig):
+        return Shards.mixed([(one.path, one.weight) for one in data.mix])
+    return Shards.open(data)
+
+
+def open_shards(path: str | Path | MixConfig, model: SequenceModel, *, origin: str) -> Shards:
     """Shards that hold the symbols of the model of `origin`; SpecError otherwise."""
-    shards = Shards.open(path)
+    shards = open_data(path)
     spec = transcripts_of(shards).spec if model.spec.text_size else shards.spec
     framed = spec.framed(model.spec.symbols_per_frame)
     framed.require(model.spec.stored, here=f"the data {path}", there=origin)
@@ -246,10 +282,12 @@ def describe(
         return config.model.build(specs)
 
 
-def _expected_spec(part: StreamConfig, data: str | None, *, origin: str) -> TokenSpec:
+def _expected_spec(part: StreamConfig, data: str | MixConfig | None, *, origin: str) -> TokenSpec:
     """What a stream's symbols are: of its data where they are prepared, else as its config says."""
-    if data is not None and (Path(data) / INDEX_FILE).is_file():
-        return spec_for(part, Shards.open(data))
+    if isinstance(data, MixConfig) or (
+        data is not None and (is_url(data) or (Path(data) / INDEX_FILE).is_file())
+    ):
+        return spec_for(part, open_data(data))
     if part.vocab_size is not None:
         return unnamed_text_spec(part.vocab_size)
     if isinstance(part.head, DepthHeadConfig):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import numpy as np
 import torch
 
 from txl_audio import cost, parallel, runtime
-from txl_audio.checkpoint import RunFolder, write_atomically
+from txl_audio.checkpoint import RunFolder
 from txl_audio.config import load
 from txl_audio.data.shards import Shards
 from txl_audio.data.stream import Documents
@@ -20,9 +22,10 @@ from txl_audio.evaluate import EvaluateConfig
 from txl_audio.lanes import StreamData, StreamTraining
 from txl_audio.recipe.config import RunConfig
 from txl_audio.recipe.parts import codec_for_sound
-from txl_audio.recipe.runs import SplitDocuments, new_model, spec_for
+from txl_audio.recipe.runs import SplitDocuments, new_model, open_data, spec_for
 from txl_audio.report import Reporter, Silence, StreamFacts
 from txl_audio.sampling.gallery import keep_sound, keep_text
+from txl_audio.states import write_atomically
 from txl_audio.tokens import CheckpointError, ConfigError, TokenSpec
 from txl_audio.train import Trainer
 
@@ -52,6 +55,10 @@ def _train(config: RunConfig, device: torch.device, *, resume: bool, overwrite: 
     runtime.keep_freed_memory()
     folder = RunFolder(config.folder)
     saved = _run_to_resume(folder, config) if resume else None
+    if resume and not folder.has_begun():
+        if runtime.rank() == 0:
+            sys.stderr.write(f"{folder.path} has saved nothing yet; it begins anew\n")
+        resume, overwrite = False, True
     wanted = saved.precision if saved and config.precision == "auto" else config.precision
     precision: runtime.Precision = parallel.shared(runtime.choose_precision(wanted, device))
     config = config.model_copy(update={"precision": precision})
@@ -76,21 +83,24 @@ def _train(config: RunConfig, device: torch.device, *, resume: bool, overwrite: 
         name: _facts(stream, precision, shards[name]) for name, stream in trainer.streams.items() if first
     }
     machine_flops = runtime.matmul_flops(device, getattr(torch, precision)) if first else 1.0
-    if resume:
-        trainer.resume()
-    if not first:
-        return trainer.run(Silence())
-    if resume:
-        folder.save_config(config.to_yaml())
-    else:
-        if overwrite:
-            _remove_run(folder)
-        folder.create(config.to_yaml())
-        for name, opened in shards.items():
-            _keep_vocabulary(opened.path, folder.vocabulary_path(name if len(shards) > 1 else None))
-    with Reporter(
-        folder.path, streams=facts, machine_flops=machine_flops, resumed_at=trainer.at.step
-    ) as reporter:
+    with ExitStack() as held:
+        if first:
+            held.enter_context(folder.locked())
+        if resume:
+            trainer.resume()
+        if not first:
+            return trainer.run(Silence())
+        if resume:
+            folder.save_config(config.to_yaml())
+        else:
+            if overwrite:
+                _remove_run(folder)
+            folder.create(config.to_yaml())
+            for name, opened in shards.items():
+                _keep_vocabulary(opened.path, folder.vocabulary_path(name if len(shards) > 1 else None))
+        at = trainer.at.step
+        reporter = Reporter(folder.path, streams=facts, machine_flops=machine_flops, resumed_at=at)
+        held.enter_context(reporter)
         if config.train.sample_every:
             for name, opened in shards.items():
                 trainer.samplers[name] = _sampler(config, trainer, name, opened, reporter)
@@ -100,12 +110,12 @@ def _train(config: RunConfig, device: torch.device, *, resume: bool, overwrite: 
 def _open_data(config: RunConfig) -> dict[str, Shards]:
     if not config.data_folders:
         raise ConfigError("training needs data; set data=DIR to a folder made by `txl-audio prepare`")
-    return {name: Shards.open(path) for name, path in config.data_folders.items()}
+    return {name: open_data(data) for name, data in config.data_folders.items()}
 
 
 def _stream_data(shards: Shards, orders: Sequence[Order]) -> StreamData:
     train, valid = (SplitDocuments(shards, split, orders) for split in ("train", "val"))
-    return StreamData(train, valid, data_id=train.data_id, separator=train.separator)
+    return StreamData(train, valid, train.data_id, train.separator, train.name_of)
 
 
 def _scoring(config: RunConfig) -> EvaluateConfig:
