@@ -110,4 +110,4 @@ def test_what_cannot_be_done(
 def test_a_text_has_no_codec(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("abc\n")
     words = ("prepare", tmp_path / "a.txt", "--dataset", "chars", "--codec", "lyra", "--out", tmp_path / "o")
-    assert "--weights and --workers are for audio, chars is a text" in run(*words).error
+    assert "--weights, --workers and --shard are for audio, chars is a text" in run(*words).error

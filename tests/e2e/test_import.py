@@ -98,7 +98,7 @@ def test_nothing_is_left_of_an_import_or_export_that_fails(
     mine.mkdir()
     assert run("import", golden, "--out", mine).code == 0, "an empty folder may be there"
     with monkeypatch.context() as patch:
-        patch.setattr("txl_audio.checkpoint._save_tensors", full)
+        patch.setattr("txl_audio.checkpoint.save_tensors", full)
         result = run("import", golden, "--out", tmp_path / "new")
         assert result.code == 1 and "no space left" in result.error
         patch.setattr("txl_audio.interop.exporters.save_file", full)
