@@ -283,6 +283,17 @@ def test_silence_ends(serve: Serve) -> None:
         assert events[-1]["code"] == "idle" and code == 1008
 
 
+def test_a_pause_between_pieces_ends_too(serve: Serve) -> None:
+    """The server waits for the clock of a listener, not for a piece that is being made."""
+    server = serve(idle_s=0.3)
+    with opened(server) as socket:
+        socket.send(start(ahead_s=1.0))
+        time.sleep(0.5)  # a second is made, and the next piece is not due
+        socket.send('{"type": "pause"}')
+        events, _, code = messages(socket)
+        assert events[-1]["code"] == "idle" and code == 1008
+
+
 def test_tokens(serve: Serve) -> None:
     server = serve(token="väry secret")
     for token in (None, "", "vary secret", "väry secre", "väry secret "):

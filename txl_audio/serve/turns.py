@@ -158,6 +158,7 @@ class Turns:
         with self._changed:
             if not job.paused:
                 job.paused, job.clock_paused_at = True, time.monotonic()
+        job.notify()  # who waits for a piece may wait for so long only while paused
 
     def resume(self, job: Job) -> None:
         with self._changed:
@@ -167,6 +168,7 @@ class Turns:
                     job.clock_from += now - max(job.clock_paused_at, job.clock_from)
                 job.paused, job.clock_paused_at, job.ready_at = False, None, now
                 self._changed.notify()
+        job.notify()
 
     def stop(self, job: Job) -> None:
         """Ends a job, frees its slot and forgets what was not taken; nothing where it has ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from io import BytesIO
 
 import numpy as np
@@ -14,6 +15,8 @@ _MAGIC = (b"RIFF", b"fLaC", b"OggS")
 _RATES_HZ = (1_000, 192_000)
 _MOST_CHANNELS = 8
 _BLOCK_SAMPLES = 1 << 16
+_DECODING = threading.BoundedSemaphore(2)
+"""What is decoded at once: long sound of a high rate takes hundreds of megabytes for a moment."""
 
 
 def read_upload(data: bytes, *, most_s: float, sample_rate_hz: int) -> np.ndarray:
@@ -26,10 +29,10 @@ def read_upload(data: bytes, *, most_s: float, sample_rate_hz: int) -> np.ndarra
     if not data.startswith(_MAGIC):
         raise Refusal("bad_audio", "the upload is no WAV, FLAC or OGG file; convert it to one of these")
     try:
-        with soundfile.SoundFile(BytesIO(data)) as file:
+        with _DECODING, soundfile.SoundFile(BytesIO(data)) as file:
             rate_hz = _checked_rate(file, most_s)
             pcm = _mono(file, most=round(most_s * rate_hz))
-        pcm = resample(pcm, from_hz=rate_hz, to_hz=sample_rate_hz)
+            pcm = resample(pcm, from_hz=rate_hz, to_hz=sample_rate_hz)
     except (soundfile.SoundFileError, OSError, MemoryError, TypeError, ValueError) as error:
         if isinstance(error, Refusal):
             raise

@@ -118,6 +118,7 @@ async function playSound() {
   try {
     await own.begin();
   } catch (error) {
+    if (!own.active) return; // stopped while it began
     own.error = new ServerError("sound", `the browser cannot play sound (${error.message}); try another one`);
     own.stop();
   }
