@@ -219,7 +219,7 @@ def test_messages_that_are_none(server: Server) -> None:
         "", "x", "{}", "[]", "null", '{"type": "begin"}', '{"type": "start"}', b"\x00\x01",
         start(seed=-1), start(seed=2**63), start(seed=1.5), start(seconds=-1), start(seconds="5"),
         start(seconds=float("nan")), start(temperature=-1), start(top_k=0), start(top_p=0), start(top_p=2),
-        start(other=1), start(ahead_s=0), start(top_k=10**20),
+        start(other=1), start(ahead_s=0), start(top_k=10**20), start(temperature=1e-320),
         start(5), start(prompt_bytes=-1), "[" * 20_000, start(seconds=float("inf")), start(seed=10**400),
     )  # fmt: skip
     for message in bad:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_validator
 
 from txl_audio.config import Config
 from txl_audio.tokens import TxlError
@@ -87,6 +87,14 @@ class Drawing(Config):
     temperature: float | None = Field(default=None, ge=0)
     top_k: int | None = Field(default=None, ge=1, le=2**31)
     top_p: float | None = Field(default=None, gt=0, le=1)
+
+    @field_validator("temperature")
+    @classmethod
+    def _not_next_to_zero(cls, value: float | None) -> float | None:
+        # Probabilities to the power of its inverse are no numbers any more.
+        if value is not None and 0 < value < 1e-3:
+            raise ValueError("expected 0 or at least 0.001")
+        return value
 
 
 class Request(Drawing):
