@@ -65,7 +65,8 @@ class TokenSpec:
         delay_frames: how many steps later than the place before it a model reads each place of a frame
             (MusicGen's delay pattern); 0 in data and where frames are read as they are.
         text_size: how many of the V symbols, the last, are of text and marks beside a codec's codes. They
-            stand alone in the first place of a frame, whose others hold the start symbol: nothing.
+            stand alone in the first place of a frame, whose others hold the start symbol: nothing. In order:
+            mark of the end, characters, marks before sound and before text; see `data.transcripts`.
         text_hash: of the vocabulary of that text.
     """
 
@@ -85,6 +86,16 @@ class TokenSpec:
     def codes(self) -> int:
         """Symbols of the codec: V without those of text."""
         return self.vocab_size - self.text_size
+
+    @property
+    def spoken(self) -> range:
+        """What sound goes on with, beside text: a code, or the mark of the end."""
+        return range(self.codes + 1)
+
+    @property
+    def written(self) -> range:
+        """What text goes on with, beside codes: the mark of the end, or a character."""
+        return range(self.codes, self.vocab_size - 2)
 
     @property
     def start_symbol(self) -> int:

@@ -48,7 +48,7 @@ def test_documents_begin_with_their_prompts(text: str, frames: int, order: Order
         np.testing.assert_array_equal(rest[:-1], codes)
     else:
         assert TRANSCRIPTS.text_of(rest[:, 0]) == text
-    allowed = TRANSCRIPTS.spoken if order == "speak" else TRANSCRIPTS.written
+    allowed = TRANSCRIPTS.spec.spoken if order == "speak" else TRANSCRIPTS.spec.written
     assert rest[-1, 0] == END and all(symbol in allowed for symbol in rest[:, 0])
 
 

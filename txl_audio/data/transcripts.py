@@ -43,7 +43,6 @@ class Transcripts:
         self.end = sound.vocab_size
         self.speak = self.end + 1 + characters
         self.write = self.speak + 1
-        self.spoken, self.written = range(self.end + 1), range(self.end, self.speak)
 
     def document(self, order: Order, codes: np.ndarray, text: str) -> np.ndarray:
         """codes [N, K] and what is said in them -> frames [M, K] int64."""

@@ -119,8 +119,8 @@ class Sampler:
         if writes:
             self._given[..., 1:] = self._given[..., 1:].where(self._given[..., 1:] != FREE, spec.start_symbol)
         among = None
-        if spec.text_size:  # END stands between codes and text, SPEAK and WRITE stand last
-            among = range(spec.codes, spec.vocab_size - 2) if writes else range(spec.codes + 1)
+        if spec.text_size:
+            among = spec.written if writes else spec.spoken
         self._generators = [np.random.default_rng((seed % 2**64, lane)) for lane in range(lanes)]
         self._pending = line[:, :0]
         self.nats = torch.zeros(lanes, spec.symbols_per_frame, device=self.device)

@@ -71,7 +71,7 @@ class Service:
         if len(self.models) != len(models) or not models:
             raise ConfigError("a server needs models of different names")
         self.limits, self.token, self.any_host = limits or Limits(), token, any_host
-        workers = workers_for(models[0])
+        workers = min(workers_for(model) for model in models)
         self.turns = Turns(
             slots=slots_for(models, workers) if slots is None else slots,
             queue=self.limits.queue,
