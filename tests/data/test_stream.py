@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txl_audio.data.disturb import DisturbConfig
-from txl_audio.data.stream import Batch, ShuffledSentences, TokenStream, document_frames, frames_at
+from txl_audio.data.sentences import ShuffledSentences
+from txl_audio.data.stream import Batch, TokenStream, document_frames, frames_at
 from txl_audio.tokens import IGNORE, DataError, TokenSpec
 
 V = 50_000

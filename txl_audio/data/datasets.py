@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from txl_audio.data.audio import find_audio
-from txl_audio.data.transcripts import read_transcripts
+from txl_audio.data.transcripts import folder_name, librispeech_text, ljspeech_text, read_transcripts
 from txl_audio.tokens import ConfigError, DataError
 
 DEFAULT_SPLIT = "every-20th"
@@ -291,28 +291,8 @@ def _fsdd_splits(base: Path) -> Callable[[PurePosixPath], str]:
     return lambda path: ("test", "val", "train")[min(int(path.stem.split("_")[2]) // 5, 2)]
 
 
-def _ljspeech_text(base: Path) -> Callable[[PurePosixPath], str]:
-    """The sentence with numbers and abbreviations written out."""
-    path = base.parent / "metadata.csv"
-    texts = read_transcripts(path) if path.is_file() else {}
-    return lambda path: texts.get(path.stem, "")
-
-
-def _librispeech_text(base: Path) -> Callable[[PurePosixPath], str]:
-    """Every chapter's folder has one file of lines: utterance, blank, text."""
-    texts: dict[str, str] = {}
-    for file in sorted(base.rglob("*.trans.txt")):
-        texts |= dict(line.split(" ", 1) for line in file.read_text(encoding="utf-8").splitlines() if line)
-    return lambda path: texts.get(path.stem, "")
-
-
 def _is_command(path: PurePosixPath) -> bool:
     return "_nohash_" in path.name and len(path.parts) == 2
-
-
-def _folder(base: Path) -> Callable[[PurePosixPath], str]:
-    """The word that is said is the folder's name."""
-    return lambda path: path.parts[0]
 
 
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -323,14 +303,16 @@ _COMMANDS = tuple(
 )
 
 DATASETS: dict[str, DataSet] = {
-    "speechcommands": DataSet(_COMMANDS, _is_command, _speechcommands_splits, "SPEECHCOMMANDS", text=_folder),
+    "speechcommands": DataSet(
+        _COMMANDS, _is_command, _speechcommands_splits, "SPEECHCOMMANDS", text=folder_name
+    ),
     # The digits of Speech Commands: the benchmark of WaveNet-style models.
     "sc09": DataSet(
         _COMMANDS,
         lambda p: _is_command(p) and p.parts[0] in _DIGITS,
         _speechcommands_splits,
         "SPEECHCOMMANDS",
-        text=_folder,
+        text=folder_name,
     ),
     "librispeech": DataSet(
         ("LibriSpeech",),
@@ -338,9 +320,9 @@ DATASETS: dict[str, DataSet] = {
         _librispeech_splits,
         "LIBRISPEECH",
         subsets=("train-clean-100", "dev-clean"),
-        text=_librispeech_text,
+        text=librispeech_text,
     ),
-    "ljspeech": DataSet(("LJSpeech-1.1/wavs", "wavs"), torchaudio="LJSPEECH", text=_ljspeech_text),
+    "ljspeech": DataSet(("LJSpeech-1.1/wavs", "wavs"), torchaudio="LJSPEECH", text=ljspeech_text),
     # Two microphones heard every sentence; both would put the same words into two splits.
     "vctk": DataSet(
         (

@@ -9,7 +9,8 @@ import gzip
 import json
 import re
 import zlib
-from pathlib import Path
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -124,3 +125,23 @@ def _read_supervisions(path: Path) -> dict[str, str]:
                 "fields recording_id, start and text"
             ) from error
     return {id: " ".join(text for _, text in sorted(said) if text) for id, said in segments.items()}
+
+
+def ljspeech_text(base: Path) -> Callable[[PurePosixPath], str]:
+    """The sentence with numbers and abbreviations written out."""
+    path = base.parent / "metadata.csv"
+    texts = read_transcripts(path) if path.is_file() else {}
+    return lambda path: texts.get(path.stem, "")
+
+
+def librispeech_text(base: Path) -> Callable[[PurePosixPath], str]:
+    """Every chapter's folder has one file of lines: utterance, blank, text."""
+    texts: dict[str, str] = {}
+    for file in sorted(base.rglob("*.trans.txt")):
+        texts |= dict(line.split(" ", 1) for line in file.read_text(encoding="utf-8").splitlines() if line)
+    return lambda path: texts.get(path.stem, "")
+
+
+def folder_name(base: Path) -> Callable[[PurePosixPath], str]:
+    """The word that is said is the folder's name."""
+    return lambda path: path.parts[0]
