@@ -66,8 +66,9 @@ def test_streams_without_a_websocket(server: Server) -> None:
 def test_a_client_that_leaves_ends_its_work(server: Server) -> None:
     turns, url = server.service.turns, server.url + "/v1/generate"
     with httpx.stream("POST", url, params={"model": "tiny", "format": "s16le"}) as response:
-        next(response.iter_bytes())
-        assert turns.playing == 1
+        chunks = response.iter_bytes()
+        next(chunks)
+        assert turns.playing == 1  # while `chunks` is there: httpx leaves when it is collected
     until(lambda: turns.playing == 0)
     server.tiny.gate.clear()
     with pytest.raises(httpx.ReadTimeout):
