@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> None:
     elif given.equal_steps is not None:
         budgets = [f"train.minutes=null train.steps={given.equal_steps}"] * len(folders)
     else:
-        costs = step_seconds(given.variants, threads=given.threads)
+        costs = step_seconds([training_step(v) for v in given.variants], threads=given.threads)
         steps = [max(1, round(given.steps * costs[0] / cost)) for cost in costs]
         budgets = [f"train.minutes=null train.steps={count}" for count in steps]
     with ThreadPoolExecutor(given.parallel) as pool:
@@ -85,12 +85,11 @@ def main(arguments: list[str] | None = None) -> None:
     print(markdown(rows), end="")
 
 
-def step_seconds(variants: list[Variant], *, threads: int) -> list[float]:
-    """Median seconds of a training step of every variant, measured in turns."""
+def step_seconds(steps: Sequence[Callable[[], object]], *, threads: int) -> list[float]:
+    """Median seconds of each training step, measured in turns."""
     import torch
 
     torch.set_num_threads(threads)
-    steps = [training_step(variant) for variant in variants]
     for step in steps:
         step()
         step()

@@ -72,8 +72,11 @@ class Entry:
     way: list[tuple[float, float]]
 
     @classmethod
-    def read(cls, name: str, folder: Path) -> Entry | None:
-        """Of a peer's folder or of a run's; None where nothing was validated yet."""
+    def read(cls, name: str, folder: Path, minutes: float | None = None) -> Entry | None:
+        """Of a peer's folder or of a run's; None where nothing was validated yet.
+
+        minutes: what all of it counts as; default: the clock.
+        """
         metrics, result = folder / "metrics.jsonl", folder / "result.json"
         lines = metrics.read_text().splitlines() if metrics.is_file() else []
         records = [json.loads(line) for line in lines if line.endswith("}")]
@@ -84,20 +87,22 @@ class Entry:
             last = records[-1] | {"parameters": parameters(folder), "samples": records[-1]["symbols"]}
         else:
             return None
+        scale = 1 / 60 if minutes is None else minutes / last["seconds"]
         return cls(
             name,
             bits=last["bits_per_sample"] if last.get("whole_split", True) else None,
             count=last["count"],
             parameters=last["parameters"],
             samples=last["samples"],
-            minutes=last["seconds"] / 60,
+            minutes=last["seconds"] * scale,
             threads=last.get("threads"),
-            way=[(r["seconds"] / 60, r["bits_per_sample"]) for r in records if not r["whole_split"]],
+            way=[(r["seconds"] * scale, r["bits_per_sample"]) for r in records if not r["whole_split"]],
         )
 
 
-def entries(folders: dict[str, Path]) -> list[Entry]:
-    return [entry for name, folder in folders.items() if (entry := Entry.read(name, folder)) is not None]
+def entries(folders: dict[str, Path], minutes: float | None = None) -> list[Entry]:
+    read = (Entry.read(name, folder, minutes) for name, folder in folders.items())
+    return [entry for entry in read if entry is not None]
 
 
 # What is written: every section is lines of Markdown, none where its inputs are missing.
@@ -108,7 +113,7 @@ def table(*rows: Sequence[str]) -> list[str]:
     return [head, "|" + "---|" * len(rows[0]), *body, ""]
 
 
-def comparison(title: str, models: list[Entry]) -> list[str]:
+def comparison(title: str, models: list[Entry], minutes: str) -> list[str]:
     finished = sorted((e for e in models if e.bits is not None), key=lambda e: e.bits or 0.0)
     if not finished:
         return []
@@ -123,8 +128,7 @@ def comparison(title: str, models: list[Entry]) -> list[str]:
         f"## {title}",
         "",
         f"Every sample of the validation split is scored once ({scored} samples), documents begin without a "
-        "past. Minutes are training time by the clock, without validations"
-        + (f"; peers trained on {threads} thread(s)." if threads else "."),
+        f"past. {minutes}" + (f" Peers trained on {threads} thread(s)." if threads else ""),
         "",
         *table(*rows),
     ]
@@ -301,12 +305,17 @@ def write(given: argparse.Namespace) -> Path:
     study, docs = given.study, given.docs
     folders = {TITLES[name]: study / "peers" / name for name in PEERS}
     folders |= {name: folder_of(name, study) for name in (MODEL, ONE_SAMPLE)}
-    equal, more = entries(folders), entries(dict(given.runs))
+    equal, more = entries(folders, given.minutes), entries(dict(given.runs))
     shards = Shards.open(given.data) if (given.data / "index.json").is_file() else None
     docs.mkdir(parents=True, exist_ok=True)
     sections = [
-        *comparison("Equal training cost", equal),
-        *comparison("More runs", more),
+        *comparison(
+            "Equal training cost",
+            equal,
+            f"Each was trained for as many steps as {given.minutes:g} minutes hold, by step times that were "
+            "taken of all in turns.",
+        ),
+        *comparison("More runs", more, "Minutes are training time by the clock, without validations."),
         *curves([*equal, *more], docs),
         *memory(study, docs),
         *ablation(study),
@@ -339,7 +348,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, default=Path("data/kathleen"), help="prepared shards")
     parser.add_argument("--docs", type=Path, default=Path("docs"))
     parser.add_argument("--run", action="store_true", help="measure what is missing first")
-    parser.add_argument("--config", default="configs/audio/kathleen_mulaw.yaml", help="of this model")
+    parser.add_argument("--config", default="configs/audio/kathleen_likelihood.yaml", help="of this model")
     parser.add_argument("--model", type=Path, help="run that free-running judges; default: this model's")
     parser.add_argument("--minutes", type=float, default=8.0, help="training of peers and model")
     parser.add_argument("--steps", type=int, default=1000, help="of memory study, and ablation's first")

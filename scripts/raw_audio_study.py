@@ -1,6 +1,7 @@
 """What scripts/raw_audio_report.py --run measures, in folders of --study.
 
-peers/NAME (scripts/baselines) and models: equal minutes by the clock;
+costs.json: what a step of each costs, in turns; measure it where nothing else runs;
+peers/NAME (scripts/baselines) and models: as many steps as equal minutes hold, by those costs;
 memory: equal steps of equal samples, since a long memory costs time and the question is what it gives;
 ablation: equal cost, seed 0; ablation_seed_1: once more with another seed, what came close to the model;
 free, hour: scripts/free_running.py, with prompts and a seed that no setting was chosen by.
@@ -39,6 +40,8 @@ SIZES = {16: (256, 4, 64), 8: (192, 4, 128), 4: (128, 2, 128), 2: (96, 2, 256)}
 MEMORY_FRAME = 16
 """Samples per frame in the memory study, so that 2 s are 2,000 frames; its segments are longer, too."""
 MEMORY_SEGMENT = 256
+DISTURBED = '{"noise":0.25,"codes":1.5,"bursts":0.15}'
+"""As in kathleen_mulaw.yaml."""
 CLOSE_BITS = 0.02
 """Differences up to this are measured with a second seed."""
 HELD_OUT = ("--first", "20", "--seed", "1")
@@ -106,7 +109,7 @@ def ablation(config: RunConfig) -> dict[str, str]:
         "10 mixtures": "model.head.mixtures=10",
         "head of width 128": "model.head.width=128",
         "head of width 256": "model.head.width=256",
-        "undisturbed recordings": "train.disturb=null",
+        "disturbed recordings": f"train.disturb={DISTURBED}",
         "AdamW": "train.optimiser=adamw train.lr=2e-3",
         "averaged weights": "train.ema=0.999",
     }
@@ -154,10 +157,24 @@ def commands(given: argparse.Namespace) -> Iterator[list[str]]:
     Results are kept where they say that just this was asked; compare.py looks after its own.
     """
     study, config = given.study, load(RunConfig, given.config)
-    minutes = ["--minutes", f"{given.minutes:g}", "--threads", str(given.threads)]
-    steps = [str(given.steps), "--threads", str(given.threads)]
-    yield from peers(given, minutes)
-    yield compare(given, "models", variants(given, models(config)), minutes)
+    study.mkdir(parents=True, exist_ok=True)
+    threads = ["--threads", str(given.threads)]
+    steps = [str(given.steps), *threads]
+    own = variants(given, models(config))
+    if not (study / "costs.json").is_file():
+        systems = [*(name for name in present_peers() if name != "floor"), f"{MODEL}={own[MODEL]}"]
+        costs = ["raw_audio_costs.py", str(study / "costs.json")]
+        yield [*costs, "--data", str(given.data), *threads, *systems]
+    costs_s = json.loads((study / "costs.json").read_text())
+    held = {name: str(max(1, round(60 * given.minutes / cost_s))) for name, cost_s in costs_s.items()}
+    for name in present_peers():
+        out = ["--data", str(given.data), "--out", str(study / "peers" / name)]
+        training = ["baselines/train.py", name, "--steps", held.get(name, ""), *threads, *out]
+        command = ["baselines/floor.py", *out] if name == "floor" else training
+        result = study / "peers" / name / "result.json"
+        if not result.is_file() or json.loads(result.read_text()).get("arguments") != command[1:]:
+            yield command
+    yield compare(given, "models", own, ["--steps", held[MODEL], *threads])
     yield compare(given, "memory", variants(given, memories(config)), ["--equal-steps", *steps])
     (study / "ablation").mkdir(parents=True, exist_ok=True)
     (study / "ablation" / "codes.yaml").write_text(codes_config(config))
@@ -170,18 +187,13 @@ def commands(given: argparse.Namespace) -> Iterator[list[str]]:
     yield from listening(given)
 
 
-def peers(given: argparse.Namespace, budget: list[str]) -> Iterator[list[str]]:
-    for name in PEERS:
-        if name == "x-transformers" and importlib.util.find_spec("x_transformers") is None:
-            note = "x-transformers is not installed (pip install -e '.[baselines]'): that peer is left out"
-            print(note, file=sys.stderr)
-            continue
-        out = given.study / "peers" / name
-        script = ["baselines/floor.py"] if name == "floor" else ["baselines/train.py", name, *budget]
-        command = [*script, "--data", str(given.data), "--out", str(out)]
-        result = out / "result.json"
-        if not result.is_file() or json.loads(result.read_text()).get("arguments") != command[1:]:
-            yield command
+def present_peers() -> list[str]:
+    """Those whose packages are installed."""
+    if importlib.util.find_spec("x_transformers") is not None:
+        return list(PEERS)
+    note = "x-transformers is not installed (pip install -e '.[baselines]'): that peer is left out"
+    print(note, file=sys.stderr)
+    return [name for name in PEERS if name != "x-transformers"]
 
 
 def variants(given: argparse.Namespace, changes: Mapping[str, str]) -> dict[str, str]:

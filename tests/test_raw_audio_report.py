@@ -165,6 +165,10 @@ class Asked:
 
     def __call__(self, line: list[str], **_: Any) -> argparse.Namespace:
         self.lines.append(line[1:])
+        if Path(line[1]).name == "raw_audio_costs.py":
+            costs = dict.fromkeys((word.partition("=")[0] for word in line if "=" in word), 0.5)
+            costs |= {name: 0.25 * place for place, name in enumerate(study.PEERS, 1) if name in line}
+            Path(line[2]).write_text(json.dumps(costs))
         if line[2] == str(self.study / "ablation"):
             names = [word.partition("=")[0] for word in line if "=" in word]
             rows = [{"name": name, "bits_per_sample": 3.0} for name in names]
@@ -195,11 +199,15 @@ def asked(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 def test_all_is_asked_for(asked: Asked) -> None:
     assert all(Path(line[0]).is_file() for line in asked.lines)
-    trained = [words[0] for words in asked.of("train.py")]
-    assert trained == ["lstm", "wavenet", "samplernn", "sashimi", "megabyte"]
+    (costs,) = asked.of("raw_audio_costs.py")
+    # Two minutes hold 240 steps of half a second.
+    trained = {words[0]: words[1:3] for words in asked.of("train.py")}
+    steps = {"lstm": "240", "wavenet": "160", "samplernn": "120", "sashimi": "96", "megabyte": "80"}
+    assert trained == {name: ["--steps", count] for name, count in steps.items()}
+    assert set(trained) < set(costs) and costs[-1].startswith("this model=configs/")
     budgets = {Path(words[0]).name: words[1:3] for words in asked.of("compare.py")}
     assert budgets == {
-        "models": ["--minutes", "2"],
+        "models": ["--steps", "240"],
         "memory": ["--equal-steps", "9"],
         "ablation": ["--steps", "9"],
         "ablation_seed_1": ["--steps", "9"],

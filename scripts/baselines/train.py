@@ -120,45 +120,58 @@ class Log:
         print(f"step {at['step']:>6}  {at['seconds']:>5.0f} s  {text}", file=sys.stderr, flush=True)
 
 
-def train(peer: Peer, shards: Shards, given: argparse.Namespace, log: Log) -> dict[str, Any]:
-    """Trains to the end of the budget and scores the validation split; what result.json holds."""
-    device = torch.device("cpu")
-    precision = runtime.choose_precision(given.precision, device)
-    documents, valid = SplitDocuments(shards, "train"), SplitDocuments(shards, "val")
-    settings = OptimConfig(lr=peer.lr if given.lr is None else given.lr, weight_decay=0.01)
-    optimiser = settings.build(peer)
-    initial = peer.initial_state(peer.lanes)
-    state = initial
-    at: dict[str, Any] = {"step": 0, "symbols": 0, "seconds": 0.0}
-    share = warmed_up = reported_s = recent_nats = 0.0
-    recent_count = validations = 0
-    begun = time.perf_counter()
-    for inputs, targets, begins in segments(documents, shards.spec, peer, seed=given.seed):
-        with runtime.autocast(device, precision):
-            logits, state = peer(inputs, reset(state, initial, begins))
+class Training:
+    """A peer, its optimiser and the segments it is trained on."""
+
+    def __init__(self, peer: Peer, shards: Shards, *, lr: float | None, seed: int, precision: str) -> None:
+        self.peer = peer
+        self.precision = runtime.choose_precision(precision, torch.device("cpu"))
+        self.settings = OptimConfig(lr=peer.lr if lr is None else lr, weight_decay=0.01)
+        self.optimiser = self.settings.build(peer)
+        self.steps, self._warmed_up = 0, 0.0
+        self._initial = self._state = peer.initial_state(peer.lanes)
+        self._segments = segments(SplitDocuments(shards, "train"), shards.spec, peer, seed=seed)
+
+    def step(self, share: float = 0.0) -> tuple[float, int]:
+        """The next segment of every lane; its nats and number of samples. share: of the budget done."""
+        inputs, targets, begins = next(self._segments)
+        with runtime.autocast(torch.device("cpu"), self.precision):
+            logits, self._state = self.peer(inputs, reset(self._state, self._initial, begins))
         loss, count = nats(logits, targets), int((targets != IGNORE).sum())
         (loss / max(1, count)).backward()
-        torch.nn.utils.clip_grad_norm_(peer.parameters(), settings.clip)
-        if at["step"] == settings.warmup_steps:
-            warmed_up = share
-        optimiser.set_rate(settings.rate(at["step"], share, warmed_up))
-        optimiser.step()
-        optimiser.zero_grad()
-        at["step"] += 1
-        at["symbols"] += count
-        at["seconds"] += time.perf_counter() - begun
+        torch.nn.utils.clip_grad_norm_(self.peer.parameters(), self.settings.clip)
+        if self.steps == self.settings.warmup_steps:
+            self._warmed_up = share
+        self.optimiser.set_rate(self.settings.rate(self.steps, share, self._warmed_up))
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        self.steps += 1
+        return loss.item(), count
+
+
+def train(training: Training, shards: Shards, given: argparse.Namespace, log: Log) -> dict[str, Any]:
+    """Trains to the end of the budget and scores the validation split; what result.json holds."""
+    peer, precision, valid = training.peer, training.precision, SplitDocuments(shards, "val")
+    at: dict[str, Any] = {"step": 0, "symbols": 0, "seconds": 0.0}
+    share = reported_s = recent_nats = 0.0
+    recent_count = validations = 0
+    while share < 1:
+        begun = time.perf_counter()
+        loss, count = training.step(share)
+        at = {
+            "step": training.steps,
+            "symbols": at["symbols"] + count,
+            "seconds": at["seconds"] + time.perf_counter() - begun,
+        }
         share = at["step"] / given.steps if given.steps else at["seconds"] / (60 * given.minutes)
-        recent_nats, recent_count = recent_nats + loss.item(), recent_count + count
+        recent_nats, recent_count = recent_nats + loss, recent_count + count
         if at["seconds"] - reported_s >= REPORT_EVERY_S or share >= 1:
             log.progress(at, min(1.0, share), recent_nats / recent_count / math.log(2))
             reported_s, recent_nats, recent_count = at["seconds"], 0.0, 0
-        if share >= 1:
-            break
-        if share * (VALIDATIONS + 1) >= validations + 1:
+        if 1 > share >= (validations + 1) / (VALIDATIONS + 1):
             validations += 1
             bits, scored = evaluate(peer, valid, shards.spec, precision, VALIDATION_SAMPLES)
             log.validation(at, bits, scored, whole=False)
-        begun = time.perf_counter()
     bits, scored = evaluate(peer, valid, shards.spec, precision)
     log.validation(at, bits, scored, whole=True)
     return {
@@ -172,7 +185,7 @@ def train(peer: Peer, shards: Shards, given: argparse.Namespace, log: Log) -> di
         "steps": at["step"],
         "threads": given.threads,
         "precision": precision,
-        "lr": settings.lr,
+        "lr": training.settings.lr,
         "seed": given.seed,
         "torch": torch.__version__,
     }
@@ -197,9 +210,11 @@ def main(arguments: list[str] | None = None) -> int:
     runtime.keep_freed_memory()
     runtime.seed_everything(given.seed)
     try:
-        result = {"arguments": words} | train(
-            PEERS[given.peer](), Shards.open(given.data), given, Log(given.out)
+        shards = Shards.open(given.data)
+        training = Training(
+            PEERS[given.peer](), shards, lr=given.lr, seed=given.seed, precision=given.precision
         )
+        result = {"arguments": words} | train(training, shards, given, Log(given.out))
     except TxlError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
