@@ -19,7 +19,7 @@ from txl_audio.model.sequence import SINGLE
 from txl_audio.recipe import RunConfig, new_model
 
 
-def first_records(path: Path, process: subprocess.Popen[bytes], *, seconds: float = 120) -> None:
+def first_records(path: Path, process: subprocess.Popen[bytes], *, seconds: float = 300) -> None:
     """Waits until a training has written something to metrics.jsonl."""
     deadline = time.monotonic() + seconds
     while not (path.is_file() and path.read_bytes().count(b"\n") >= 3):
@@ -40,7 +40,7 @@ def test_an_interrupted_training_saves_and_continues(workspace: Workspace, numbe
     process = start("train", workspace.config, *endless, cwd=workspace.folder)
     first_records(out / "metrics.jsonl", process)
     process.send_signal(number)
-    printed, said = process.communicate(timeout=60)
+    printed, said = process.communicate(timeout=300)
     assert (process.returncode, printed) == (1, b"")
     assert b"Traceback" not in said
     assert f"saved; continue with: txl-audio train {out}/config.yaml --resume" in said.decode()
@@ -62,7 +62,7 @@ def test_a_player_that_stops_listening_ends_the_sampling(workspace: Workspace) -
     assert process.stdout is not None and process.stderr is not None
     assert len(process.stdout.read(3200)) == 3200  # streamed: this is here long before the end
     process.stdout.close()
-    assert process.wait(timeout=60) == 1
+    assert process.wait(timeout=300) == 1
     assert process.stderr.read() == b""
     process.stderr.close()
 
@@ -70,19 +70,19 @@ def test_a_player_that_stops_listening_ends_the_sampling(workspace: Workspace) -
 def test_ctrl_c_ends_other_commands_in_one_line(workspace: Workspace, tmp_path: Path) -> None:
     out = tmp_path / "long.wav"
     process = start("sample", workspace.run, "--seconds", 600, "--out", out, cwd=workspace.folder)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not list(tmp_path.iterdir()):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    printed, said = process.communicate(timeout=60)
+    printed, said = process.communicate(timeout=300)
     assert (process.returncode, printed, said) == (1, b"", b"interrupted\n")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_help_lists_every_verb(workspace: Workspace) -> None:
     process = start("--help", cwd=workspace.folder)
-    printed, said = process.communicate(timeout=60)
+    printed, said = process.communicate(timeout=300)
     assert (process.returncode, said) == (0, b"")
     for verb in ("prepare", "train", "evaluate", "score", "sample", "import", "info", "bench"):
         assert f"\n  {verb} ".encode() in printed
@@ -103,6 +103,6 @@ def test_a_reader_that_has_enough_ends_the_text(tmp_path: Path) -> None:
     assert process.stdout is not None and process.stderr is not None
     assert process.stdout.read(1)
     process.stdout.close()
-    assert process.wait(timeout=60) == 1
+    assert process.wait(timeout=300) == 1
     assert process.stderr.read() == b""
     process.stderr.close()

@@ -82,7 +82,7 @@ def test_from_recordings_to_words(request: pytest.FixtureRequest, tmp_path: Path
     served.warm_up()
     with running(Service([served], slots=1)) as url:
         query = {"model": "run", "text": "no", "seconds": "0.5", "seed": "1", "format": "s16le"}
-        heard = httpx.post(f"{url}/v1/generate", params=query, timeout=60)
+        heard = httpx.post(f"{url}/v1/generate", params=query, timeout=300)
     assert heard.content == soundfile.read(wav, dtype="int16")[0].astype("<i2").tobytes()
 
 

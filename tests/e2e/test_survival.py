@@ -66,7 +66,7 @@ def test_a_lost_process_ends_the_others_and_a_restart_continues(workspace: Works
     second, folder = int(first.stdout.readline()), RunFolder(out)
     until(folder.has_state, first)
     os.kill(second, signal.SIGKILL)
-    said = first.communicate(timeout=60)[1].decode()
+    said = first.communicate(timeout=300)[1].decode()
     assert first.returncode == 1 and "Traceback" not in said
     assert "error: process 0 of 2 has lost another one (" in said
     assert "; see what that one said, then start all again with --resume" in said
