@@ -48,7 +48,7 @@ def message(random: random.Random, model: str, *, first: bool) -> str | bytes:
     """Half right, half wrong: to start a stream, or for one that plays."""
     kind = random.randrange(8)
     if kind == 0:
-        return random.randbytes(random.choice([0, 1, 10, 1000, 70_000]))
+        return random.randbytes(random.choice([0, 1, 10, 1000, 70_000, 140_000]))
     fields: dict[str, Any] = {"type": random.choice(["set", "pause", "resume", "stop"])}
     if first and random.random() < 0.9:
         fields = {"type": "start", "model": model}

@@ -1,5 +1,7 @@
 """How well a model of spoken digits speaks and writes them.
 
+    txl-audio prepare --dataset fsdd --root PATH/fsdd_8k --codec lyra --variants 8 --out data/fsdd_lyra
+    txl-audio train configs/audio/fsdd_lyra.yaml
     python scripts/spoken_digits.py runs/fsdd_lyra --data data/fsdd_lyra
 
 Says every digit --each times from its name and asks a recogniser that never heard the model which digit it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,8 +28,8 @@ def test_log_spectral_distance_is_in_db_and_has_a_floor() -> None:
     distance = codec_quality.log_spectral_distance_db
     assert distance(pcm, pcm) == 0
     loud = np.random.default_rng(0).standard_normal(16_000).astype(np.float32)
-    assert distance(loud, loud / 2) == pytest.approx(20 * math.log10(2), rel=1e-3)
-    assert distance(np.zeros(16_000, np.float32), 1e-7 * loud) == 0  # neither is heard
+    assert distance(loud, (loud / 2).astype(np.float32)) == pytest.approx(20 * math.log10(2), rel=1e-3)
+    assert distance(np.zeros(16_000, np.float32), np.float32(1e-7) * loud) == 0  # neither is heard
     sine = np.sin(2 * np.pi * 1000 * np.arange(16_000) / 16_000).astype(np.float32)
     assert codec_quality._levels_db(sine)[20].max() == pytest.approx(0, abs=0.01)  # full scale is 0 dB
 
@@ -42,6 +43,31 @@ def test_pesq_and_stoi_fall_with_noise() -> None:
     stoi = [codec_quality.stoi(pcm, noisy(pcm, snr_db)) for snr_db in (60, 0, -10)]
     assert 1.001 >= stoi[0] > stoi[1] > stoi[2]
     assert math.isnan(codec_quality.pesq_wb(pcm[:1000], pcm[:1000]))  # too short
+    assert math.isnan(codec_quality.stoi(pcm[:4000], pcm[:4000]))
+    assert math.isnan(codec_quality.stoi(np.zeros(16_000, np.float32), pcm[:16_000]))
+
+
+def test_long_recordings_are_judged_in_parts() -> None:
+    """PESQ's C code writes past its tables where there are more than 50 utterances, and crashes."""
+    pytest.importorskip("pesq")
+    word = np.concatenate([speech_like(0.4, 1), np.zeros(4800, np.float32)])
+    pcm = np.tile(word, 70)  # 49 s
+    assert 1 <= codec_quality.pesq_wb(pcm, noisy(pcm, 20)) < 4.6
+    seen = []
+
+    class Pesq:
+        PesqError = SimpleNamespace(RETURN_VALUES=0)
+
+        @staticmethod
+        def pesq(rate_hz: int, one: np.ndarray, other: np.ndarray, *_: object, **__: object) -> float:
+            seen.append((len(one), len(other)))
+            return (1.5, -1.0, 2.5, 2.0)[len(seen) - 1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codec_quality, "import_module", lambda name: Pesq)
+        assert codec_quality.pesq_wb(pcm, pcm) == pytest.approx(2.0)  # what has no speech does not count
+    assert len(seen) == 4 and all(one == other <= 16 * 16_000 for one, other in seen)
+    assert sum(one for one, _ in seen) == len(pcm)
 
 
 def test_words_are_counted_over_all_texts() -> None:

@@ -18,14 +18,14 @@ from txl_audio import recipe
 from txl_audio.codecs.mulaw import MuLawCodec, mulaw_decode
 from txl_audio.config import load, parse
 from txl_audio.model.sequence import SINGLE
-from txl_audio.sampling import sound
+from txl_audio.sampling import sound, text
 from txl_audio.sampling.filters import Filters
-from txl_audio.tokens import ConfigError, DataError, SpecError, TokenSpec
+from txl_audio.tokens import CheckpointError, ConfigError, DataError, SpecError, TokenSpec
 
 CONFIGS = sorted(
     path
     for path in (Path(__file__).parents[1] / "configs").rglob("*.yaml")
-    if path.parent.name != "codec"  # tests/codec_training
+    if path.parent.name not in ("codec", "scale")  # tests/codec_training, test_plan.py
 )
 
 
@@ -210,3 +210,23 @@ def test_how_a_run_is_sampled() -> None:
     assert given == Filters(temperature=0.5, top_p=0.9)
     with pytest.raises(ConfigError, match=r"sample: tails is 0.7, expected at least 0 and less than 0.5"):
         parse(recipe.RunConfig, f"{TEXT}\nsample: {{tails: 0.7}}")
+
+
+def test_an_output_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(DataError, match="cannot write sound to .*x.wav"),
+        sound.sound_writer(tmp_path / "file" / "x.wav", 16_000),
+    ):
+        pass
+    with (
+        pytest.raises(DataError, match="cannot write text to .*x.txt"),
+        text.text_writer(tmp_path / "file" / "x.txt"),
+    ):
+        pass
+
+
+def test_the_run_of_a_codec_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("kind: codec\nname: mine\n")
+    with pytest.raises(CheckpointError, match="is the run of a codec.*--codec rvq --weights"):
+        recipe.load_model(tmp_path)

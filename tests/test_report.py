@@ -85,6 +85,29 @@ def test_a_validation_names_the_form_of_the_text(tmp_path: Path, capsys: pytest.
     assert said[2].endswith("bits per byte (newlines drop, first 1 symbols)")
 
 
+def test_a_validation_of_codes_is_recorded_per_second_frame_and_stage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = {SINGLE: StreamFacts("bits_per_code", 1.0, frame_rate_hz=50.0)}
+    totals = Totals(9 * LN2, 6, {0: (6 * LN2, 3), 1: (3 * LN2, 3)})
+    with Reporter(tmp_path, streams=facts, machine_flops=1.0) as report:
+        report.validation(SINGLE, at(1), totals, whole=True)
+    assert records(tmp_path) == [
+        {
+            "kind": "validation",
+            **at(1),
+            "bits_per_code": pytest.approx(1.5),
+            "bits_per_second": pytest.approx(150.0),
+            "bits_per_frame": pytest.approx(3.0),
+            "bits_per_frame_stage_1": pytest.approx(2.0),
+            "bits_per_frame_stage_2": pytest.approx(1.0),
+            "count": 6,
+            "whole_split": True,
+        }
+    ]
+    assert capsys.readouterr().err.strip().endswith("1.5000 bits per code (150 bits per second)")
+
+
 def test_a_log_file_gets_lines_instead_of_a_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train_steps(tmp_path, range(1, 3), bits=3.0)
     printed, said = capsys.readouterr()

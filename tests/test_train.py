@@ -19,12 +19,12 @@ from safetensors import safe_open
 from torch import Tensor
 
 from tests.e2e.harness import tree
-from tests.tiny import core_config, joint_model, text_model, wave_model
+from tests.tiny import codes_model, core_config, joint_model, text_model, wave_model
 from txl_audio import runtime
 from txl_audio.checkpoint import RunFolder
 from txl_audio.data.disturb import DisturbConfig
 from txl_audio.data.stream import TokenStream, document_frames
-from txl_audio.evaluate import EvaluateConfig, evaluate
+from txl_audio.evaluate import EvaluateConfig, Totals, evaluate
 from txl_audio.lanes import StreamData, StreamTrainConfig
 from txl_audio.model.sequence import SINGLE, SequenceModel
 from txl_audio.report import Reporter, StreamFacts
@@ -706,6 +706,27 @@ def test_figures_are_of_the_last_layer_and_gradients_of_all(tmp_path: Path) -> N
     model = wave_model(**still)
     batch = next(batches(trainer(tmp_path, config())))
     state = model.initial_state(3)
-    loss, auxiliary, _, _ = model.losses(batch.inputs, batch.targets, state, batch.reset, layers=[1])
-    # The last layer's output once more: the same sum.
-    assert auxiliary.item() == pytest.approx(loss.item())
+    nats, objective, _, _ = model.losses(batch.inputs, batch.targets, state, batch.reset, layers=[1])
+    # The last layer's output once more: the same sum again.
+    assert objective.item() == pytest.approx(2 * nats.item())
+
+
+def test_codebook_weights_change_gradients_and_no_figure(tmp_path: Path) -> None:
+    codes = [np.random.default_rng(n).integers(7, size=3 * 20).astype(np.uint8) for n in range(4)]
+
+    def stepped(weights: tuple[float, ...] | None) -> tuple[Totals, float]:
+        settings = config(clip=1e9, codebook_weights=weights)
+        t = new_trainer(tmp_path, codes_model("codes-delay"), settings, train=codes, valid=codes)
+        return t.step()[1:]
+
+    totals, norm = stepped(None)
+    assert stepped((5, 5, 5)) == (totals, norm), "weights are relative"
+    weighted, other = stepped((1, 2, 3))
+    assert weighted == totals and other != pytest.approx(norm, rel=1e-3)
+    assert stepped((10, 20, 30))[1] == pytest.approx(other)
+    with pytest.raises(
+        ConfigError, match="codebook_weights has 2 weights, expected 3, one for each codebook"
+    ):
+        stepped((1, 2))
+    with pytest.raises(ConfigError, match="train.codebook_weights is of neural codecs' codes; leave it out"):
+        trainer(tmp_path, config(codebook_weights=(1, 2)))

@@ -28,6 +28,7 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from txl_audio.distributed import Place
 from txl_audio.lock import LOCK_FILE, locked
 from txl_audio.states import States, load_tensors, read_json, save_tensors, write_atomically
 from txl_audio.tokens import CheckpointError, TokenSpec
@@ -161,11 +162,17 @@ class RunFolder:
         load_weights(model, load_tensors(self.path / "model.safetensors"), origin=str(self.path))
 
     def save_state(
-        self, tensors: Mapping[str, Tensor], values: Mapping[str, Any], *, step: int, keep: int = 2
+        self,
+        tensors: Mapping[str, Tensor],
+        values: Mapping[str, Any],
+        *,
+        step: int,
+        keep: int = 2,
+        shards: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Adds a checkpoint; see `States.save`. Raises CheckpointError where it cannot be written."""
         with self._writing(f"the checkpoint of step {step}"):
-            self.states.save(tensors, values, step=step, keep=keep)
+            self.states.save(tensors, values, step=step, keep=keep, shards=shards)
 
     def has_state(self) -> bool:
         """Whether there is something to resume."""
@@ -175,9 +182,9 @@ class RunFolder:
         """Whether there is anything that a training has saved."""
         return self.has_state() or (self.path / "model.safetensors").exists()
 
-    def load_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What `save_state` was given last; see `States.load`. Raises CheckpointError."""
-        return self.states.load()
+    def load_state(self, place: Place | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What `save_state` was given last, shards among it; see `States.load`. Raises CheckpointError."""
+        return self.states.load(place)
 
     @contextmanager
     def _writing(self, what: str) -> Iterator[None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -25,6 +26,9 @@ SAMPLE_RATE_HZ = 16_000
 # Levels below count as this: what is not heard would otherwise decide the distance of spectra.
 _FLOOR_DB = -80.0
 _WINDOW, _HOP = 512, 128
+# PESQ is made for 8 to 30 s, and its C code writes past its tables where it finds more than 50 utterances, of
+# which each takes at least 0.4 s with the pause after it.
+_PESQ_S = 16
 
 Pcm = NDArray[np.float32]
 Recogniser = Callable[[Pcm], str]
@@ -38,7 +42,7 @@ class Quality:
         codec: as it was asked for; `original` for the recordings themselves.
         bit_rate: bits per second of sound.
         pesq_wb: 1 to 4.64; NaN for the original, and where no file has speech that PESQ finds.
-        stoi: 0 to 1.
+        stoi: 0 to 1; NaN as of PESQ.
         log_spectral_distance_db: see `log_spectral_distance_db`.
         word_error_rate: share of the words of the transcripts; without those, of what the recogniser hears in
             the original. NaN without a recogniser.
@@ -153,15 +157,34 @@ def _there_and_back(path: Path, original: Pcm, codec: Codec) -> tuple[Pcm, float
 
 
 def pesq_wb(original: Pcm, decoded: Pcm) -> float:
-    """MOS-LQO of wide-band PESQ, 1 to 4.64, for pcm [N] at 16 kHz; NaN where it finds no speech."""
-    pesq = _package("pesq")
-    score = pesq.pesq(SAMPLE_RATE_HZ, original, decoded, "wb", on_error=pesq.PesqError.RETURN_VALUES)
-    return float(score) if score >= 1 else math.nan
+    """MOS-LQO of wide-band PESQ, 1 to 4.64, for pcm [N] at 16 kHz; NaN where it finds no speech.
+
+    Of more than 16 s the mean of equal parts.
+    """
+    pesq, scores = _package("pesq"), []
+    parts = max(1, math.ceil(len(original) / (_PESQ_S * SAMPLE_RATE_HZ)))
+    for one, other in zip(np.array_split(original, parts), np.array_split(decoded, parts), strict=True):
+        score = math.nan  # as of silence, which it would divide by
+        if one.any():
+            score = pesq.pesq(SAMPLE_RATE_HZ, one, other, "wb", on_error=pesq.PesqError.RETURN_VALUES)
+        scores.append(float(score) if score >= 1 else math.nan)
+    return _mean(scores)
 
 
 def stoi(original: Pcm, decoded: Pcm) -> float:
-    """Short-time objective intelligibility, about 0 to 1, for pcm [N] at 16 kHz."""
-    return float(_package("pystoi").stoi(original, decoded, SAMPLE_RATE_HZ))
+    """Short-time objective intelligibility, about 0 to 1, for pcm [N] at 16 kHz.
+
+    NaN where there is less than 0.4 s of sound that is not silence.
+    """
+    pystoi = _package("pystoi")
+    if not original.any():
+        return math.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        try:
+            return float(pystoi.stoi(original, decoded, SAMPLE_RATE_HZ))
+        except RuntimeWarning:  # it would say 0.00001
+            return math.nan
 
 
 def log_spectral_distance_db(original: Pcm, decoded: Pcm) -> float:

@@ -119,6 +119,22 @@ class Totals:
         """Bits per symbol."""
         return self.nats / max(1, self.count) / math.log(2)
 
+    def of_codes(self, frame_rate_hz: float) -> dict[str, float]:
+        """Bits of a codec's codes per second of audio, per frame and per stage (codebook), and of a symbol of
+        the text beside them. Nothing where there are no such parts."""
+        if not self.parts:
+            return {}
+        bits = {key: nats / math.log(2) for key, (nats, _) in self.parts.items()}
+        text, characters = bits.pop(TEXT, 0.0), self.parts.get(TEXT, (0.0, 0))[1]
+        frames = max(1, self.parts[0][1])
+        per_frame = sum(bits.values()) / frames
+        return {
+            "bits_per_second": per_frame * frame_rate_hz,
+            "bits_per_frame": per_frame,
+            **{f"bits_per_frame_stage_{place + 1}": value / frames for place, value in bits.items()},
+            **({"bits_per_text_symbol": text / characters} if characters else {}),
+        }
+
 
 def evaluate(
     model: SequenceModel,
@@ -305,6 +321,12 @@ def score_pieces(
 ) -> Iterator[Tensor]:
     """As `score_document`, segment by segment as they are asked for: nats [n], [N] in all."""
     inputs, targets = _frames(symbols, model.spec)
+    if config is not None and config.stride is not None:
+        with _evaluating(model):
+            viewed, lanes = config.view(model), config.lanes_of(model.spec)
+            for nats, wanted in window_nats(viewed, inputs, targets, stride=config.stride, lanes=lanes):
+                yield nats[wanted != IGNORE]
+        return
     at = 0
     for nats in _score(model, inputs[None], targets[None], config):
         wanted = targets[at : at + nats.size(1)] != IGNORE

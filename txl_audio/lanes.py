@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from txl_audio.data.stream import Documents, TokenStream
 from txl_audio.evaluate import Totals
 from txl_audio.model.memory import Memory
 from txl_audio.model.sequence import SequenceModel, SequenceState
+from txl_audio.tokens import ConfigError
 
 
 class StreamTrainConfig(Config):
@@ -45,7 +47,8 @@ class StreamData:
 class StreamTraining:
     """Where the training of one stream stands: its lanes, their memory, its totals since the last record.
 
-    `lanes_setting` is the key that lanes are set by. Raises ConfigError where they cannot be shared.
+    `lanes_setting` is the key that lanes are set by. Raises ConfigError where they cannot be shared, and for
+    another number of weights than of codebooks.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class StreamTraining:
         seed: int,
         lanes_setting: str,
         disturb: DisturbConfig | None = None,
+        codebook_weights: Sequence[float] | None = None,
     ) -> None:
         assert config.lanes is not None and config.segment_len is not None
         self.own = parallel.own_lanes(config.lanes, setting=lanes_setting)
@@ -72,8 +76,22 @@ class StreamTraining:
             disturb=disturb if model.spec.modality == "waveform" else None,
         )
         self.state = model.initial_state(self.own.stop - self.own.start)
+        self.weights = None if codebook_weights is None else self._weights(codebook_weights)
         self.totals = Totals(0.0, 0)
         self.steps = 0
+
+    def _weights(self, given: Sequence[float]) -> Tensor | None:
+        """[K] with mean 1; None where a frame is no codes."""
+        spec = self.model.spec
+        if spec.modality != "codes":
+            return None
+        if len(given) != spec.symbols_per_frame:
+            raise ConfigError(
+                f"train.codebook_weights has {len(given)} weights, expected {spec.symbols_per_frame}, one "
+                f"for each codebook of {spec.name}"
+            )
+        weights = torch.tensor(given, device=self.state.recent.device)
+        return weights / weights.mean()
 
     @property
     def memory(self) -> Memory:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from txl_audio.codecs.rvq_model import RvqModel
 from txl_audio.config import Config
+from txl_audio.distributed import is_sharded, shard_like, whole
 from txl_audio.model.contracts import Embedding, Head
 from txl_audio.model.transformer import TransformerXL
 from txl_audio.tokens import CheckpointError, ConfigError
@@ -63,13 +64,10 @@ class OptimConfig(Config):
                     f"train.optimiser muon needs PyTorch 2.9 or newer, here is {torch.__version__}; "
                     "upgrade it, or set train.optimiser=adamw"
                 )
-            muon = torch.optim.Muon(
-                matrices,
-                lr=self.lr,
-                weight_decay=self.weight_decay,
-                adjust_lr_fn="match_rms_adamw",
+            muon = ShardedMuon if is_sharded(matrices[0]) else torch.optim.Muon
+            parts.append(
+                muon(matrices, lr=self.lr, weight_decay=self.weight_decay, adjust_lr_fn="match_rms_adamw")
             )
-            parts.append(muon)
         return Optimiser(parts)
 
     def rate(self, step: int, progress: float, warmup_progress: float) -> float:
@@ -95,6 +93,32 @@ def hidden_matrices(model: nn.Module) -> set[int]:
         elif isinstance(module, Embedding | Head | RvqModel):
             inside += [module.get_submodule(name) for name in module.inner]
     return {id(p) for module in inside for p in module.parameters() if p.dim() == 2}
+
+
+class ShardedMuon(torch.optim.Optimizer):
+    """`torch.optim.Muon` of sharded matrices, to which it does the same.
+
+    Only a whole matrix can be orthogonalised: in turn each is gathered, with gradient and momentum, and every
+    rank keeps its shard of the result. That is three messages a matrix, and room for one of them.
+    """
+
+    def __init__(self, matrices: list[nn.Parameter], **options: Any) -> None:
+        super().__init__(matrices, options)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            options = {name: group[name] for name in self.defaults}
+            for shard in group["params"]:
+                if shard.grad is None:
+                    continue
+                matrix = nn.Parameter(whole(shard))
+                matrix.grad = whole(shard.grad)
+                muon = torch.optim.Muon([matrix], **options)
+                muon.state[matrix] = {name: whole(value) for name, value in self.state[shard].items()}
+                muon.step()
+                shard.copy_(shard_like(matrix.detach(), shard))
+                self.state[shard] = {n: shard_like(v, shard) for n, v in muon.state[matrix].items()}
 
 
 class Optimiser:
@@ -135,19 +159,24 @@ class Optimiser:
             for name, value in entries.items()
         }
 
+    def parameter_of(self, key: str) -> nn.Parameter | None:
+        """The parameter that an entry of `state_tensors` is of."""
+        number, index, _ = key.split(".", 2)
+        parts = self.parts[int(number) : int(number) + 1]
+        own = [p for part in parts for group in part.param_groups for p in group["params"]]
+        return own[int(index)] if int(index) < len(own) else None
+
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Continues where `state_tensors` was taken of optimisers built alike."""
         states: list[dict[int, dict[str, Any]]] = [{} for _ in self.parts]
         for key, value in tensors.items():
             number, index, name = key.split(".", 2)
+            parameter = self.parameter_of(key)
+            if parameter is None or (value.dim() and value.shape != parameter.shape):
+                raise CheckpointError(
+                    f"the saved optimiser's {name} of parameter {index} has shape "
+                    f"{list(value.shape)}, not the parameter's; another version saved it: start anew"
+                )
             states[int(number)].setdefault(int(index), {})[name] = value
         for part, state in zip(self.parts, states, strict=True):
-            own = [p for group in part.param_groups for p in group["params"]]
-            for index, entries in state.items():
-                for name, value in entries.items():
-                    if index >= len(own) or (value.dim() and value.shape != own[index].shape):
-                        raise CheckpointError(
-                            f"the saved optimiser's {name} of parameter {index} has shape "
-                            f"{list(value.shape)}, not the parameter's; another version saved it: start anew"
-                        )
             part.load_state_dict({"state": state, "param_groups": part.state_dict()["param_groups"]})

@@ -1,16 +1,15 @@
 """Several processes that train together (`torchrun`): what they tell each other, and who has which lanes.
 
 Every rank draws the same batches of all lanes and keeps its own rows, so the batches of a training do not
-depend on how many ranks share them. Alone, all of this is nothing.
+depend on how many ranks share them. Alone, all of this is nothing. How they share a model: `distributed`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
@@ -19,7 +18,6 @@ from txl_audio.runtime import rank, world_size
 from txl_audio.tokens import ConfigError, TxlError
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
 
 PATIENCE = timedelta(hours=2)
 """How long ranks wait for one another; the first one scores the validation split while they do.
@@ -32,23 +30,23 @@ class LostProcessError(TxlError):
     """Another process of this training has ended, or cannot be reached."""
 
 
-def _of_all(function: F) -> F:
-    """For what every rank has to do: LostProcessError where one of them no longer does."""
+@contextmanager
+def together() -> Iterator[None]:
+    """For what every rank has to do: LostProcessError where one of them no longer does.
 
-    @wraps(function)
-    def named(*arguments: Any, **options: Any) -> Any:
-        try:
-            return function(*arguments, **options)
-        except RuntimeError as error:
-            if world_size() == 1 or isinstance(error, torch.OutOfMemoryError):
-                raise
-            why = str(error).partition(". ")[0]
-            raise LostProcessError(
-                f"process {rank()} of {world_size()} has lost another one ({why}); see what that one said, "
-                "then start all again with --resume"
-            ) from error
-
-    return cast(F, named)
+    Also a decorator: `@together()`.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        broken = isinstance(error, distributed.DistError) or "gloo" in str(error)
+        if world_size() == 1 or not broken:
+            raise
+        why = str(error).partition(". ")[0]
+        raise LostProcessError(
+            f"process {rank()} of {world_size()} has lost another one ({why}); see what that one said, "
+            "then start all again with --resume"
+        ) from error
 
 
 @contextmanager
@@ -82,7 +80,7 @@ def own_lanes(lanes: int, *, setting: str) -> slice:
     return slice(rank() * each, (rank() + 1) * each)
 
 
-@_of_all
+@together()
 def gathered(own: Tensor) -> Tensor:
     """Rows of all ranks, in their order, on every rank: [n, ...] -> [ranks n, ...]."""
     if world_size() == 1:
@@ -102,7 +100,7 @@ def highest(value: float, *, device: torch.device) -> float:
     return _reduced((value,), device, distributed.ReduceOp.MAX)[0]
 
 
-@_of_all
+@together()
 def _reduced(
     values: tuple[float, ...], device: torch.device, operation: distributed.ReduceOp.RedOpType
 ) -> list[float]:
@@ -111,18 +109,6 @@ def _reduced(
     tensor = torch.tensor(values, dtype=torch.float64, device=device)
     distributed.all_reduce(tensor, operation)
     return tensor.tolist()
-
-
-@_of_all
-def sum_gradients(model: nn.Module) -> None:
-    """Replaces every gradient by the sum over all ranks, in one message."""
-    if world_size() == 1:
-        return
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
-    distributed.all_reduce(flat)
-    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(part.view_as(gradient))
 
 
 def draws(device: torch.device) -> dict[str, Tensor]:
@@ -151,7 +137,7 @@ def continue_draws(saved: Mapping[str, Tensor], *, seed: int) -> None:
             torch.cuda.set_rng_state(saved["draws.cuda"][own].cpu().clone())
 
 
-@_of_all
+@together()
 def share_weights(model: nn.Module) -> None:
     """Gives every rank the weights of the first."""
     if world_size() > 1:
@@ -159,7 +145,7 @@ def share_weights(model: nn.Module) -> None:
             distributed.broadcast(tensor, src=0)
 
 
-@_of_all
+@together()
 def shared(value: T) -> T:
     """What the first rank has."""
     if world_size() == 1:
@@ -167,3 +153,20 @@ def shared(value: T) -> T:
     box = [value]
     distributed.broadcast_object_list(box, src=0)
     return box[0]
+
+
+@together()
+def collected(value: T) -> list[T]:
+    """What all ranks have, in their order."""
+    if world_size() == 1:
+        return [value]
+    values: list[T] = [value] * world_size()
+    distributed.all_gather_object(values, value)
+    return values
+
+
+@together()
+def wait() -> None:
+    """Goes on when all ranks are here."""
+    if world_size() > 1:
+        distributed.barrier()

@@ -25,12 +25,14 @@ class StreamFacts:
 
     unit: name of the bits figure, such as `bits_per_sample`; flops_per_symbol: arithmetic of a training
     step per symbol, forward and backward; form: of a text that can be had in several, such as `newlines
-    drop`, named with every validation.
+    drop`, named with every validation; frame_rate_hz: of a neural codec's codes, whose validation is also
+    recorded per second, frame and stage.
     """
 
     unit: str
     flops_per_symbol: float
     form: str = ""
+    frame_rate_hz: float = 0.0
 
 
 class Silence:
@@ -129,9 +131,12 @@ class Reporter:
             self.bar.remove_task(task)
 
     def validation(self, stream: str, at: Mapping[str, Any], totals: Totals, *, whole: bool) -> None:
-        values = {self.streams[stream].unit: totals.bits, "count": totals.count, "whole_split": whole}
+        facts = self.streams[stream]
+        of_codes = totals.of_codes(facts.frame_rate_hz)
+        values = {facts.unit: totals.bits, **of_codes, "count": totals.count, "whole_split": whole}
         self._record("validation", stream, at, values)
-        notes = [self.streams[stream].form] if self.streams[stream].form else []
+        notes = [facts.form] if facts.form else []
+        notes += [f"{of_codes['bits_per_second']:,.0f} bits per second"] if of_codes else []
         notes += [] if whole else [f"first {totals.count:,} symbols"]
         self._line("validation", stream, at, totals, f" ({', '.join(notes)})" if notes else "")
 

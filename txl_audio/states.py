@@ -1,6 +1,7 @@
 """The checkpoints that a training continues from: the last few, and which of them is good.
 
-    step_N/             one checkpoint: state.safetensors, state.json and the checksums of both
+    step_N/             one checkpoint: state.safetensors, state.json and the checksums of all its files;
+                        of sharded weights also shard-*.safetensors, one of each process
     last                the name of the newest that is whole
 
 A checkpoint is written beside its place, synced and renamed; then `last` names it; then older ones go. So at
@@ -22,8 +23,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from txl_audio import runtime
+from txl_audio import parallel, runtime
 from txl_audio.data.audio import file_sha256
+from txl_audio.distributed import SHARDS, Place, read_shards, write_shards
 from txl_audio.tokens import CheckpointError
 
 TENSORS, VALUES, CHECKSUMS, LAST = "state.safetensors", "state.json", "checksums.json", "last"
@@ -42,23 +44,38 @@ class States:
         return next(iter(self._candidates()), None)
 
     def save(
-        self, tensors: Mapping[str, Tensor], values: Mapping[str, Any], *, step: int, keep: int = 2
+        self,
+        tensors: Mapping[str, Tensor],
+        values: Mapping[str, Any],
+        *,
+        step: int,
+        keep: int = 2,
+        shards: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Adds the checkpoint of `step` and deletes all but the newest `keep`.
 
+        Tensors and values are the first rank's. Of `shards` every rank writes its own: then all have to call.
         Raises OSError or SafetensorError, with the checkpoints of before as they were.
         """
         if step == self._known:
             return  # the same training at the same step
-        self.path.mkdir(exist_ok=True)
         name = f"step_{step}"
         new = self.path / f"{name}.new"
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir()
+        if runtime.rank() == 0:
+            self.path.mkdir(exist_ok=True)
+            shutil.rmtree(new, ignore_errors=True)
+            new.mkdir()
         try:
+            if shards is not None:
+                parallel.wait()
+                write_shards(new, shards)
+            self._known = step
+            if runtime.rank() > 0:
+                return
             save_tensors(new / TENSORS, tensors)
             write_atomically(new / VALUES, json.dumps(dict(values)).encode())
-            checksums = {file: _checksum(new / file) for file in (TENSORS, VALUES)}
+            files = [TENSORS, VALUES, *sorted(path.name for path in new.glob(SHARDS))]
+            checksums = {file: _checksum(new / file) for file in files}
             write_atomically(new / CHECKSUMS, json.dumps(checksums).encode())
             # What has this name is no good: its writer ended before `last` named it, or it was damaged.
             shutil.rmtree(self.path / name, ignore_errors=True)
@@ -66,20 +83,23 @@ class States:
             runtime.sync_folder(self.path)
             write_atomically(self.path / LAST, name.encode())
         except BaseException:
-            shutil.rmtree(new, ignore_errors=True)  # its room is needed
+            self._known = None
+            if runtime.rank() == 0:
+                shutil.rmtree(new, ignore_errors=True)  # its room is needed
             raise
-        self._known = step
         self._tidy(keep)
 
-    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The newest checkpoint that is whole; a line names each that is not.
+    def load(self, place: Place | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The newest checkpoint that is whole, of any number of processes; a line names each that is not.
 
-        Raises CheckpointError where there is none.
+        place: where to read tensors to, for processes with shards: then all have to call. Raises
+        CheckpointError where there is none.
         """
         reasons: list[str] = []
         for folder in self._candidates():
             try:
-                content = _read(folder)
+                _verify(folder)
+                content = _read(folder, place)
             except (CheckpointError, OSError) as error:
                 reasons.append(str(error))
                 continue
@@ -118,15 +138,30 @@ def _step(folder: Path) -> int | None:
     return int(number) if number != folder.name and number.isdecimal() else None
 
 
-def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A checkpoint; CheckpointError where it is not what was written. The one of before had no checksums."""
-    if _step(folder) is not None:
-        for file, expected in read_json(folder / CHECKSUMS).items():
+def _verify(folder: Path) -> None:
+    """CheckpointError, on every rank, where a checkpoint is not what was written. Ranks share the reading."""
+    wrong: str | None = None
+    try:
+        # The one of before had no checksums.
+        written = read_json(folder / CHECKSUMS) if _step(folder) is not None else {}
+        for file, expected in list(written.items())[runtime.rank() :: runtime.world_size()]:
             path = folder / file
             got = _checksum(path) if path.is_file() else "no file"
             if got != expected:
                 raise CheckpointError(f"{path} is damaged: got {got}, {expected} was written")
-    return load_tensors(folder / TENSORS), read_json(folder / VALUES)
+    except (CheckpointError, OSError) as error:
+        wrong = str(error)
+    found = [reason for reason in parallel.collected(wrong) if reason is not None]
+    if found:
+        raise CheckpointError(found[0])
+
+
+def _read(folder: Path, place: Place | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A checkpoint; CheckpointError where something of it is missing."""
+    values = read_json(folder / VALUES)
+    if place is None and not any(folder.glob(SHARDS)):
+        return load_tensors(folder / TENSORS), values
+    return read_shards(folder, place), values
 
 
 def _checksum(path: Path) -> str:

@@ -7,16 +7,15 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from txl_audio import parallel, runtime
-from txl_audio.checkpoint import RunFolder, load_weights
+from txl_audio import distributed, parallel, runtime
+from txl_audio.checkpoint import RunFolder
 from txl_audio.evaluate import EvaluateConfig, Totals, evaluate
 from txl_audio.lanes import StreamData, StreamTraining
+from txl_audio.learner import Learner, under
 from txl_audio.model.sequence import SINGLE, JointModel, SequenceModel
 from txl_audio.report import Reporter, Silence
 from txl_audio.stops import DivergedError, diverged, interruptions
@@ -80,27 +79,25 @@ class Trainer:
                 seed=seed,
                 lanes_setting=config.setting(name, "lanes"),
                 disturb=config.disturb,
+                codebook_weights=config.codebook_weights,
             )
             for name, stream in model.streams.items()
         }
         if config.disturb and all(s.spec.modality != "waveform" for s in model.streams.values()):
             raise ConfigError("train.disturb is of waveforms, and the model has none; leave it out")
+        if config.codebook_weights and all(s.spec.modality != "codes" for s in model.streams.values()):
+            raise ConfigError("train.codebook_weights is of neural codecs' codes; leave it out")
         for stream in model.streams.values():
             scoring.view(stream)  # what the end cannot score is refused now
-        self.optimiser = config.build(model)
-        self.average = (
-            AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema)) if config.ema else None
-        )
+        self.learner = Learner(model, config)
+        self.average, self.optimiser = self.learner.average, self.learner.optimiser
         self.at = Position()
         self.samplers: dict[str, Callable[..., None]] = {}
-        if config.compile:
-            for stream in model.streams.values():
-                stream.core.compile()
 
     @property
     def best_model(self) -> SequenceModel | JointModel:
-        """The weights to use: averaged ones where averaging is on."""
-        return cast(SequenceModel, self.average.module) if self.average is not None else self.model
+        """See `Learner.best_model`."""
+        return self.learner.best_model
 
     def progress(self) -> float:
         """Share of the budget used up."""
@@ -119,35 +116,28 @@ class Trainer:
         self.model.train()
         name = self.next_stream()
         stream, nats, count, read = self.streams[name], 0.0, 0, []
-        for _ in range(self.config.accumulate):
+        layers = self.auxiliary_layers(stream.model)
+        for remaining in reversed(range(self.config.accumulate)):
             whole = next(stream.batches)
             read.append((whole, stream.batches.spans))
             batch = whole.lanes(stream.own).to(self.device)
-            with runtime.autocast(self.device, self.precision):
-                layers = self.auxiliary_layers(stream.model)
-                loss, auxiliary, scored, stream.state = stream.model.losses(
-                    batch.inputs, batch.targets, stream.state, batch.reset, layers=layers, heard=batch.heard
-                )
-            (loss + auxiliary).backward()
+            with distributed.accumulating(self.learner.losses, last=remaining == 0):
+                with runtime.autocast(self.device, self.precision):
+                    loss, objective, scored, stream.state = self.learner.losses(
+                        name, batch, stream.state, layers, stream.weights
+                    )
+                objective.backward()
             nats, count = nats + loss.item(), count + int(scored)
         nats, total = parallel.summed(nats, count, device=self.device)
         count = round(total)
-        parallel.sum_gradients(self.model)
-        # The sum over all batches, divided once: equal weight for every symbol however it was batched.
-        for parameter in self.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad /= max(1, count)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        norm = self.learner.gradient_norm(count, self.config.clip)
         if not (math.isfinite(nats) and torch.isfinite(norm)):
             what = "the gradient" if math.isfinite(nats) else "the loss"
             raise diverged(self.folder, name, stream.data, read, step=self.at.step, what=what)
         if self.at.step == self.config.warmup_steps:
             self.at.warmup_progress = self.progress()
         self.optimiser.set_rate(self.config.rate(self.at.step, self.progress(), self.at.warmup_progress))
-        self.optimiser.step()
-        self.optimiser.zero_grad()
-        if self.average is not None:
-            self.average.update_parameters(self.model)
+        self.learner.step()
         self.at.step += 1
         self.at.symbols += count
         stream.steps += 1
@@ -208,6 +198,7 @@ class Trainer:
         limit: int | None,
         interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
+        best = self.best_model
         if isinstance(reporter, Silence):
             return
 
@@ -216,7 +207,7 @@ class Trainer:
                 raise _CutShortError  # a system that sends SIGTERM does not wait for long
             progress(count)
 
-        for name, model in self.best_model.streams.items():
+        for name, model in best.streams.items():
             with reporter.validating(limit) as progress:
                 totals = evaluate(
                     model,
@@ -229,9 +220,10 @@ class Trainer:
             reporter.validation(name, asdict(self.at), totals, whole=limit is None)
 
     def _sample(self) -> None:
+        best = self.best_model
         if runtime.rank() > 0:
             return
-        for name, model in self.best_model.streams.items():
+        for name, model in best.streams.items():
             if name in self.samplers:
                 self.samplers[name](model, step=self.at.step)
 
@@ -242,25 +234,21 @@ class Trainer:
 
         Raises DivergedError for weights that are not finite, CheckpointError for what cannot be written.
         """
-        if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
+        if not self.learner.is_finite():
             raise DivergedError(
                 f"weights are not finite after step {self.at.step} and are not saved; lower train.lr and "
                 "continue with --resume from the last checkpoint, which is intact"
             )
-        lanes = {
+        tensors = {
             f"stream.{name}.{key}": value
             for name, stream in self.streams.items()
             for key, value in stream.tensors().items()
         }
-        draws = parallel.draws(self.device)
-        if runtime.rank() > 0:
+        tensors |= parallel.draws(self.device)
+        learned, best = self.learner.tensors(), self.best_model
+        if runtime.rank() > 0 and not self.learner.sharded:
             return
         specs = {name: stream.spec for name, stream in self.model.streams.items()}
-        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        if self.average is not None:
-            tensors |= {f"average.{name}": value for name, value in self.average.state_dict().items()}
-        tensors |= {f"optimiser.{name}": value for name, value in self.optimiser.state_tensors().items()}
-        tensors |= {**lanes, **draws}
         random = runtime.rng_state()
         tensors |= {f"random.{name}": random.pop(name) for name in ("torch", "cuda") if name in random}
         values = {
@@ -273,8 +261,11 @@ class Trainer:
             "seed": self.seed,
             "specs": {name: spec.to_json() for name, spec in specs.items()},
         }
-        self.folder.save_state(tensors, values, step=self.at.step, keep=self.config.keep)
-        self.folder.save_model(self.best_model, specs, step=self.at.step, origin="trained")
+        shards = learned if self.learner.sharded else None
+        tensors |= {} if self.learner.sharded else learned
+        self.folder.save_state(tensors, values, step=self.at.step, keep=self.config.keep, shards=shards)
+        if runtime.rank() == 0:
+            self.folder.save_model(best, specs, step=self.at.step, origin="trained")
 
     def resume(self) -> None:
         """Continues exactly where `save` was.
@@ -282,7 +273,7 @@ class Trainer:
         Raises CheckpointError where the batches would differ or another version saved, SpecError where
         the symbols do.
         """
-        tensors, values = self.folder.load_state()
+        tensors, values = self.folder.load_state(self.learner.place())
         specs = self._saved_specs(values)
         for name, stream in self.model.streams.items():
             stream.spec.require(specs[name], here="the data", there=f"the run {self.folder.path}")
@@ -296,14 +287,11 @@ class Trainer:
             for key, value in mine["config"].items():
                 self._require(prefix + key, saved["config"][key], value)
             self._require("data", saved["data_id"], mine["data_id"])
-        load_weights(self.model, _under("model.", tensors), origin=str(self.folder.path))
-        if self.average is not None:
-            self.average.load_state_dict(_under("average.", tensors))
-        self.optimiser.load_state_tensors(_under("optimiser.", tensors))
+        self.learner.load(tensors, origin=str(self.folder.path))
         for name, stream in self.streams.items():
-            stream.load(_under(f"stream.{name}.", tensors), values["streams"][name])
+            stream.load(under(f"stream.{name}.", tensors), values["streams"][name])
         self.at = Position(**values["at"])
-        runtime.set_rng_state({**values["random"], **_under("random.", tensors)})
+        runtime.set_rng_state({**values["random"], **under("random.", tensors)})
         parallel.continue_draws(tensors, seed=self.seed + self.at.step)
 
     def _saved_specs(self, values: Mapping[str, Any]) -> dict[str, TokenSpec]:
@@ -321,7 +309,3 @@ class Trainer:
                 f"{self.folder.path} was trained with {key}={saved}, got {mine}; resume with the same or "
                 "start a new run"
             )
-
-
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): v for name, v in tensors.items() if name.startswith(prefix)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from txl_audio.data.disturb import DisturbConfig
@@ -19,6 +21,12 @@ class TrainConfig(OptimConfig):
     accumulate: batches per optimiser step.
     disturb: of mu-law recordings: how they are disturbed, so that sampled sound stays what it should be, at
         some cost in likelihood.
+    codebook_weights: of frames of a neural codec: how much the loss of each codebook counts in what is
+        minimised, relative to their mean. Figures are without.
+    fsdp: weights, gradients and what the optimiser keeps are divided among the processes (PyTorch's FSDP2)
+        instead of being on each of them. Alone it does nothing.
+    activation_checkpointing: backward computes what is inside a layer again instead of keeping it: less
+        memory for about a third more arithmetic, and the same result.
     auxiliary: every layer predicts the targets too, layer l of n until l / 2n of the budget is used
     up (Al-Rfou et al. 2018, section 2.1). Figures are of the last layer alone.
     validate_symbols: how much of the validation split is scored on the way; the end scores all.
@@ -33,9 +41,12 @@ class TrainConfig(OptimConfig):
     segment_len: int | None = Field(default=None, ge=1)
     accumulate: int = Field(default=1, ge=1)
     disturb: DisturbConfig | None = None
+    codebook_weights: tuple[Annotated[float, Field(gt=0)], ...] | None = None
     auxiliary: bool = False
     ema: float | None = Field(default=None, gt=0, lt=1)
     compile: bool = False
+    fsdp: bool = False
+    activation_checkpointing: bool = False
     log_every: int = Field(default=20, ge=1)
     validate_every: int = Field(default=500, ge=1)
     validate_symbols: int | None = Field(default=400_000, ge=1)

@@ -14,6 +14,8 @@ from tests.e2e.harness import TINY, run
 from tests.tiny import text_model, wave_model
 from txl_audio import cost
 from txl_audio.bench import sampler as bench
+from txl_audio.bench.sampler_table import table
+from txl_audio.codecs.mulaw import MuLawCodec
 from txl_audio.model.sequence import SequenceModel
 
 BACKENDS = ["torch", "compiled float32", "compiled int8"]
@@ -32,16 +34,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench.time, "perf_counter", lambda: 0.5 * next(ticks))
 
 
-def measure(model: SequenceModel) -> tuple[dict[str, Any], list[str]]:
+def measure(model: SequenceModel, codec: MuLawCodec | None = None) -> tuple[dict[str, Any], list[str]]:
     said: list[str] = []
-    figures = bench.sampler_speed(model, seconds=0.002, tell=said.append)
+    figures = bench.sampler_speed(model, codec=codec, seconds=0.002, tell=said.append)
     assert figures == json.loads(json.dumps(figures))
     return figures, said
 
 
 def test_figures_of_sound_belong_together() -> None:
     model = wave_model("staged-p4", d_head=4)
-    figures, said = measure(model)
+    figures, said = measure(model, MuLawCodec(4))
     assert "turn 2 of 2" in said and torch.get_num_threads() == 1
     assert (figures["symbol_rate_hz"], figures["symbols_per_frame"]) == (16_000, 4)
     assert (figures["prompt_symbols"], figures["first_chunk_symbols"]) == (160, 320)
@@ -62,7 +64,7 @@ def test_figures_of_sound_belong_together() -> None:
     assert whole - half == 2 * 2 * 7 * 8 * 2
     settings = {
         "mem_len": [(m, 1) for m in (3, 6, 12, 24)],
-        "lanes": [(6, n) for n in (1, 2, 4, 8)],
+        "lanes": [(6, n) for n in (1, 2, 4, 8, 16)],
     }
     for key, expected in settings.items():
         rows = figures[key]
@@ -73,10 +75,18 @@ def test_figures_of_sound_belong_together() -> None:
             assert row["us_per_symbol"] == 1e6 / row["symbols_per_s"]
             each = row["symbols_per_s"] / row["lanes"]
             assert row["real_time_factor"] == pytest.approx(1 / (each / figures["symbol_rate_hz"]))
+    held, decoder = figures["held"], figures["decoder_real_time_factor"]
+    assert held == {
+        "sampled": bench._held(figures["lanes"], 0.0),
+        "decoded": bench._held(figures["lanes"], decoder),
+    }
+    assert decoder > 0
     assert figures["run"]["backend"] in BACKENDS and len(figures["run"]["us_per_symbol"]) == 3
-    text = bench.table(figures).splitlines()
+    text = table(figures).splitlines()
     assert len({len(line) for line in text[:4]}) == 1  # columns line up
     assert max(map(len, text[:4])) <= 120
+    (head,) = (line for line in text if line.startswith("streams that one thread holds"))
+    assert head.split()[-2:] == ["sampled", "decoded"]
 
 
 def test_text_has_no_real_time_and_what_is_unsupported_is_named() -> None:
@@ -87,13 +97,14 @@ def test_text_has_no_real_time_and_what_is_unsupported_is_named() -> None:
     rows = [*figures["mem_len"], *figures["lanes"]]
     assert {row["backend"] for row in rows} == {"torch", "compiled float32"}
     assert {row["real_time_factor"] for row in rows} == {None}
-    assert "unsupported: int8 weights need an even d_head" in bench.table(figures)
+    assert figures["held"] == {"sampled": None, "decoded": None}
+    assert "unsupported: int8 weights need an even d_head" in table(figures)
 
 
 def test_a_model_without_memory_is_measured_without_lengths() -> None:
     figures, _ = measure(text_model(mem_len=0, window="segment"))
-    assert figures["mem_len"] == [] and len(figures["lanes"]) == 8
-    assert "memory" not in bench.table(figures)
+    assert figures["mem_len"] == [] and len(figures["lanes"]) == 10
+    assert "memory" not in table(figures)
 
 
 def test_bytes_that_a_step_reads() -> None:
@@ -138,6 +149,17 @@ def test_best_of_turns() -> None:
     assert (best, order) == ({"a": 3.0, "b": 5.0}, ["a", "b", "a", "b"])
 
 
+def test_streams_that_are_held() -> None:
+    """Whole passes only, and the number of lanes with which most streams fit."""
+    factors = {1: 0.3, 2: 0.45, 4: 1.1}
+    rows: list[dict[str, Any]] = [
+        {"backend": "a", "lanes": n, "real_time_factor": factor} for n, factor in factors.items()
+    ]
+    rows.append({"backend": "b", "lanes": 1, "real_time_factor": 1.5})
+    assert bench._held(rows, 0.0) == {"a": {"streams": 4, "lanes": 2}, "b": {"streams": 0, "lanes": 1}}
+    assert bench._held(rows, 0.03)["a"] == {"streams": 3, "lanes": 1}
+
+
 @pytest.mark.usefixtures("clock")
 def test_rates_by_a_clock() -> None:
     model = wave_model()
@@ -145,6 +167,8 @@ def test_rates_by_a_clock() -> None:
     assert bench._frames_per_s(bench._sampler(model, "torch"), 2.0)() == 3 / 2
     assert bench._frames_per_s(bench._sampler(model, "compiled float32"), 2.0)() == 3 * 64 / 2
     assert bench._read_rate(1000, 2.0) == 3 * 1000 / 2
+    # 20 ms of sound at a time.
+    assert bench._decoded_s(MuLawCodec(4), 2.0)() == 3 * 0.02 / 2
     # A call takes from one look to the next, and every round has two of them.
     along = bench._along(bench._sampler(model, "compiled float32"), 3.0)
     assert along == {"symbols": 3 * 256, "us_per_symbol": [0.5e6 / 256] * 3}

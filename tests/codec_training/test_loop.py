@@ -112,6 +112,18 @@ def stop_after(step: int, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(loop.CodecTrainer, "step", interrupted)
 
 
+def test_what_fails_in_judging_costs_no_training(
+    speech: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(pcm: torch.Tensor, decoded: torch.Tensor) -> dict[str, float]:
+        raise RuntimeError("PESQ fell over")
+
+    monkeypatch.setattr(loop, "quality", failing)
+    with pytest.raises(RuntimeError, match="fell over"):
+        train_codec(config(speech, tmp_path / "run", validate_every=3, save_every=3))
+    assert (tmp_path / "run" / "state" / "step_3").is_dir()
+
+
 def test_what_cannot_be_trained_or_resumed_is_refused(
     speech: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from txl_audio.codecs import build_codec, codec_of
 from txl_audio.codecs.rvq import WEIGHTS_VARIABLE, RvqCodec, load_codec
-from txl_audio.codecs.rvq_model import RvqModel, RvqModelConfig
+from txl_audio.codecs.rvq_model import EncoderState, RvqModel, RvqModelConfig
 from txl_audio.tokens import CheckpointError, ConfigError, SpecError
 
 TINY = RvqModelConfig(codebooks=3, codebook_size=16, latent=8, width=16, blocks=3)
@@ -62,6 +62,26 @@ def test_what_a_stream_remembers_reaches_across_pieces(model: RvqModel) -> None:
     assert not torch.allclose(forgotten, second, atol=1e-3)
 
 
+def test_long_recordings_are_coded_in_pieces(model: RvqModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    codec, lengths = RvqCodec(model), []
+    pcm = 0.1 * torch.randn(1, 70 * 16_000 + 5)
+    latents = model.latents
+
+    def noted(pcm: torch.Tensor, state: EncoderState) -> tuple[torch.Tensor, EncoderState]:
+        lengths.append(pcm.shape[1])
+        return latents(pcm, state)
+
+    monkeypatch.setattr(model, "latents", noted)
+    codes = codec.encode(pcm)
+    assert max(lengths) <= 30 * 16_000 and codes.shape == (1, 3501, 3)
+    monkeypatch.undo()
+    whole = model.whole_latents(pcm)
+    assert (codes == model.quantise(whole)).float().mean() > 0.999
+    torch.testing.assert_close(
+        codec.decode(codes), model.whole_sound(model.dequantise(codes)), rtol=0, atol=1e-4
+    )
+
+
 def test_every_stage_takes_the_row_nearest_to_what_is_left(model: RvqModel) -> None:
     latents = torch.randn(2, 5, TINY.latent)
     codes, rest = model.quantise(latents), latents
@@ -89,7 +109,7 @@ def test_weights_come_from_the_environment_too(
     model: RvqModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(WEIGHTS_VARIABLE, raising=False)
-    with pytest.raises(ConfigError, match="give weights .* or set TXL_AUDIO_RVQ"):
+    with pytest.raises(ConfigError, match="by the variable TXL_AUDIO_RVQ, with --weights RUN"):
         build_codec("rvq")
     monkeypatch.setenv(WEIGHTS_VARIABLE, str(save(model, tmp_path)))
     assert build_codec("rvq").spec == RvqCodec(model).spec

@@ -1,9 +1,7 @@
-"""Listings of folders, manifests and data sets, and the split rules."""
+"""Listings of folders and data sets, and their downloads."""
 
 from __future__ import annotations
 
-import gzip
-import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -12,14 +10,9 @@ from typing import Any
 
 import pytest
 
-from txl_audio.data.datasets import (
-    DATASETS,
-    Recording,
-    assign_splits,
-    download,
-    find_recordings,
-    read_manifest,
-)
+from txl_audio.data.datasets import DATASETS, download, find_recordings
+from txl_audio.data.recordings import Recording
+from txl_audio.data.splits import assign_splits
 from txl_audio.tokens import ConfigError, DataError
 
 
@@ -99,6 +92,31 @@ def test_speech_commands_uses_its_lists(tmp_path: Path, above: str) -> None:
     ]
 
 
+def test_libritts_and_cmu_arctic_say_what_is_said(tmp_path: Path) -> None:
+    """The layouts in which torchaudio extracts their archives."""
+    tts = tree(tmp_path / "tts", *(f"LibriTTS/{part}/84/1/84_1_000_0.wav" for part in ("train-x", "dev-x")))
+    for part in ("train-x", "dev-x"):
+        (tts / f"LibriTTS/{part}/84/1/84_1_000_0.normalized.txt").write_text(f"It was {part}.\n")
+    found = find_recordings("libritts", root=tts)
+    assert [(r.split, r.text) for r in found] == [("val", "It was dev-x."), ("train", "It was train-x.")]
+    arctic = tree(
+        tmp_path / "arctic",
+        *(f"ARCTIC/cmu_us_{who}_arctic/wav/arctic_a0001.wav" for who in ("aew", "slt")),
+        "ARCTIC/cmu_us_slt_arctic/orig/arctic_a0001.wav",
+    )
+    for who in ("aew", "slt"):
+        texts = arctic / f"ARCTIC/cmu_us_{who}_arctic/etc/txt.done.data"
+        texts.parent.mkdir()
+        texts.write_text(f'( arctic_a0001 "Author of \\"{who}\\", etc." )\n( arctic_a0002 "No." )\n')
+    found = find_recordings("cmuarctic", root=arctic)
+    assert [(r.id, r.text) for r in found] == [
+        (f"cmu_us_{who}_arctic/wav/arctic_a0001", f'Author of "{who}", etc.') for who in ("aew", "slt")
+    ]
+    light = tree(tmp_path / "light", "librispeech_finetuning/1h/0/clean/84/1/84-1-0.flac")
+    (light / "librispeech_finetuning/1h/0/clean/84/1/84-1.trans.txt").write_text("84-1-0 GO\n")
+    assert [r.text for r in find_recordings("librilight", root=light)] == ["GO"]
+
+
 def test_speech_commands_needs_its_lists(tmp_path: Path) -> None:
     tree(tmp_path, *COMMANDS)
     with pytest.raises(DataError, match=r"validation_list.txt is missing"):
@@ -161,112 +179,6 @@ def test_the_real_fsdd(shared: Path) -> None:
     found = find_recordings("fsdd", root=shared / "data" / "fsdd_8k")
     assert len(found) == 3000
     assert Counter(splits(found).values()) == {"test": 300, "val": 300, "train": 2400}
-
-
-def test_every_nth_goes_by_base_name() -> None:
-    names = [f"speaker{i % 3}/{i:03d}.wav" for i in range(100)]
-    recordings = [Recording(id=n[:-4], path=Path(n), source=n) for n in sorted(names)]
-    assigned, rule = assign_splits(recordings, None)
-    assert rule == "every-20th"
-    number = {r.id: int(r.id[-3:]) for r in assigned}
-    assert sorted(number[r.id] for r in assigned if r.split == "val") == [0, 20, 40, 60, 80]
-    assert sorted(number[r.id] for r in assigned if r.split == "test") == [10, 30, 50, 70, 90]
-    assert sum(r.split == "train" for r in assigned) == 90
-    assert [r.id for r in assigned] == [r.id for r in recordings]
-    assert [r.split for r in assign_splits(recordings[:1], None)[0]] == ["val"]
-    third = [r.split for r in assign_splits(recordings[:4], "every-3rd")[0]]
-    assert sorted(map(str, third)) == ["test", "train", "val", "val"]
-
-
-def test_lists_choose_by_id_or_path(tmp_path: Path) -> None:
-    recordings = [Recording(id=i, path=Path(i), source=f"{i}.wav") for i in "abcd"]
-    (tmp_path / "train.txt").write_text("a\nb.wav\n\n")
-    (tmp_path / "val.txt").write_text("d\n")
-    assigned, _ = assign_splits(recordings, f"lists:{tmp_path}")
-    assert splits(assigned) == {"a": "train", "b": "train", "d": "val"}
-    (tmp_path / "val.txt").write_text("b\n")
-    with pytest.raises(DataError, match="'b' is listed in train and val"):
-        assign_splits(recordings, f"lists:{tmp_path}")
-    (tmp_path / "val.txt").write_text("a\n")
-    with pytest.raises(DataError, match=r"'a' is listed in train.txt and val.txt"):
-        assign_splits(recordings, f"lists:{tmp_path}")
-    (tmp_path / "val.txt").write_text("z\n")
-    with pytest.raises(DataError, match=r"1 entries .* \(first: 'z'\)"):
-        assign_splits(recordings, f"lists:{tmp_path}")
-    with pytest.raises(DataError, match="no split lists in"):
-        assign_splits(recordings, f"lists:{tmp_path / 'absent'}")
-
-
-def test_official_and_one_split() -> None:
-    known = [Recording(id="a", path=Path("a"), source="a", split="dev")]
-    unknown = [Recording(id="b", path=Path("b"), source="b")]
-    assert assign_splits(known, None) == (known, "official")
-    assert splits(assign_splits(known + unknown, "all:test")[0]) == {"a": "test", "b": "test"}
-    with pytest.raises(DataError, match=r"1 of 2 recordings \(first: b\)"):
-        assign_splits(known + unknown, "official")
-
-
-@pytest.mark.parametrize("rule", ["every-2nd", "every-20", "random", "all:", "lists:", ""])
-def test_other_rules_are_refused(rule: str) -> None:
-    with pytest.raises(ConfigError, match="expected every-20th"):
-        assign_splits([Recording(id="a", path=Path("a"), source="a")], rule)
-
-
-def item(**changes: Any) -> dict[str, Any]:
-    return {
-        "id": "a",
-        "sources": [{"type": "file", "channels": [0], "source": "audio/a.wav"}],
-        "sampling_rate": 16_000,
-        "num_samples": 8000,
-        "duration": 0.5,
-    } | changes
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
-def test_manifests_are_read(tmp_path: Path, suffix: str) -> None:
-    tree(tmp_path, "audio/a.wav")
-    lines = [item(), item(id="b", split="test", channel_ids=[0])]
-    text = "\n".join(json.dumps(line) for line in lines) + "\n"
-    path = tmp_path / f"recordings{suffix}"
-    path.write_bytes(gzip.compress(text.encode()) if suffix.endswith("gz") else text.encode())
-    first, second = find_recordings(path)
-    assert first == Recording(
-        id="a",
-        path=tmp_path / "audio/a.wav",
-        source="audio/a.wav",
-        claim=(8000, 16_000),
-    )
-    assert (second.id, second.split) == ("b", "test")
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("{", "no Lhotse recording"),
-        ("[]", "no Lhotse recording"),
-        (json.dumps({"id": "a"}), "KeyError: 'sources'"),
-        (json.dumps(item(sampling_rate=0)), "no Lhotse recording"),
-        (json.dumps(item(duration=1.0)), "duration and num_samples"),
-        (json.dumps(item(sources=[{"type": "url", "source": "x"}])), r"\['url'\], expected one of type"),
-        (json.dumps(item(sources=[])), "expected one of type 'file'"),
-        (json.dumps(item(transforms=[{"name": "Speed", "kwargs": {}}])), r"transforms \['Speed'\]"),
-        (json.dumps(item()) + "\n" + json.dumps(item()), "a second recording is called 'a'"),
-    ],
-)
-def test_bad_manifest_lines_are_named(tmp_path: Path, line: str, reason: str) -> None:
-    path = tmp_path / "m.jsonl"
-    path.write_text(json.dumps(item(id="first")) + "\n" + line)
-    with pytest.raises(DataError, match=reason) as error:
-        read_manifest(path)
-    assert f"{path}:{line.count(chr(10)) + 2}: " in str(error.value)
-
-
-def test_a_damaged_gzip_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "m.jsonl.gz"
-    for content in (b"plain text", gzip.compress(b"{}" * 100)[:-12]):
-        path.write_bytes(content)
-        with pytest.raises(DataError, match="not readable as a manifest"):
-            read_manifest(path)
 
 
 def test_downloads_go_through_torchaudio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,7 +121,7 @@ def test_the_same_call_again_does_nothing(
     out = tmp_path / "out"
     first = prepare(folder, out)
     with monkeypatch.context() as patch:
-        patch.setattr(prepare_module, "_work", None)  # no file may be worked on
+        patch.setattr(prepare_module, "encoded", None)  # no file may be worked on
         again = prepare(folder, out)
     assert again.unchanged and not first.unchanged
     assert again.rejected == first.rejected and again.seconds == first.seconds

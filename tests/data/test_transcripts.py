@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txl_audio.data.datasets import find_recordings, with_transcripts
+from txl_audio.data.datasets import find_recordings
+from txl_audio.data.recordings import with_transcripts
 from txl_audio.data.text import CharacterVocabulary
 from txl_audio.data.transcripts import Order, Transcripts, read_transcripts
 from txl_audio.tokens import DataError, TokenSpec
@@ -36,7 +37,9 @@ def test_both_orders_by_hand() -> None:
 
 
 @given(
-    text=st.text("abc", max_size=9), frames=st.integers(0, 5), order=st.sampled_from(["speak", "transcribe"])
+    text=st.text("abc", max_size=9),
+    frames=st.integers(0, 5),
+    order=st.sampled_from(["speak", "transcribe"]),
 )
 def test_documents_begin_with_their_prompts(text: str, frames: int, order: Order) -> None:
     codes = np.random.default_rng(0).integers(0, 5, (frames, 2))
@@ -65,6 +68,9 @@ def test_files_of_transcripts(tmp_path: Path) -> None:
     assert read_transcripts(path) == {"a": "Hello, you.", "b": "Yes | no"}
     path.write_text("LJ001-0001|raw 1|written out\n")
     assert read_transcripts(path) == {"LJ001-0001": "written out"}
+    # As a spreadsheet on Windows writes it; a separator of lines inside a text is a character of it.
+    path.write_bytes("\ufeffa\tone\r\nb\ttwo\u2028three\r\n".encode())
+    assert read_transcripts(path) == {"a": "one", "b": "two\u2028three"}
 
 
 @pytest.mark.parametrize(
@@ -77,6 +83,9 @@ def test_damaged_transcripts(tmp_path: Path, content: str, expected: str) -> Non
         read_transcripts(tmp_path / "t.tsv")
     with pytest.raises(DataError, match="nowhere is not readable as transcripts"):
         read_transcripts(tmp_path / "nowhere")
+
+
+WORDLESS = {"c": " ", "d": None}
 
 
 def test_supervisions_of_lhotse(tmp_path: Path) -> None:
@@ -99,6 +108,12 @@ def test_supervisions_of_lhotse(tmp_path: Path) -> None:
     (tmp_path / "s.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     for name in ("s.jsonl", "s.jsonl.gz"):
         assert read_transcripts(tmp_path / name) == {"a": "Hello world", "b": "yes"}
+    # A recording without words has no transcript.
+    nothing = [
+        {"id": f"s{id}", "recording_id": id, "start": 0, "text": said} for id, said in WORDLESS.items()
+    ]
+    (tmp_path / "s.jsonl").write_text(lines + "".join(json.dumps(item) + "\n" for item in nothing))
+    assert read_transcripts(tmp_path / "s.jsonl") == {"a": "Hello world", "b": "yes"}
     (tmp_path / "s.jsonl").write_text(lines + '{"id": "s4", "recording_id": "c", "start": 0}')
     with pytest.raises(DataError, match=r"s.jsonl:4: no Lhotse supervision .*'text'"):
         read_transcripts(tmp_path / "s.jsonl")
@@ -131,7 +146,7 @@ def test_data_sets_say_what_is_said(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"")
     for name in ("validation_list.txt", "testing_list.txt"):
         (tmp_path / "sc/speech_commands_v0.02" / name).write_text("")
-    (tmp_path / "libri/LibriSpeech/dev-clean/1/2/1-2.trans.txt").write_text("1-2-0000 HE BEGAN\n")
+    (tmp_path / "libri/LibriSpeech/dev-clean/1/2/1-2.trans.txt").write_text("1-2-0001\n1-2-0000 HE BEGAN\n")
     sets = {"fsdd": "fsdd", "speechcommands": "sc", "librispeech": "libri", "ljspeech": "lj"}
     said = {name: find_recordings(name, root=tmp_path / root)[0].text for name, root in sets.items()}
     assert said == {"fsdd": "seven", "speechcommands": "yes", "librispeech": "HE BEGAN", "ljspeech": ""}

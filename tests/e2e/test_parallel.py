@@ -62,11 +62,15 @@ def test_m15_two_processes_are_one_training(workspace: Workspace, tmp_path: Path
     assert streams[0]["main"]["batches"] == streams[1]["main"]["batches"]
 
 
-def test_one_process_continues_what_two_began(workspace: Workspace, tmp_path: Path) -> None:
+def test_one_process_continues_what_two_with_shards_began(workspace: Workspace, tmp_path: Path) -> None:
+    """The shards are gathered for validation, samples and the weights to use."""
     one, both = tmp_path / "one", tmp_path / "both"
-    assert run("train", workspace.config, f"out={one}", *SETTINGS).code == 0
-    torchrun(2, "train", workspace.config, f"out={both}", *SETTINGS, "train.steps=3")
-    assert run("train", workspace.config, f"out={both}", *SETTINGS, "--resume").code == 0
+    settings = (*SETTINGS, "train.sample_every=3")
+    assert run("train", workspace.config, f"out={one}", *settings).code == 0
+    shards = ("train.fsdp=true", "train.activation_checkpointing=true")
+    torchrun(2, "train", workspace.config, f"out={both}", *settings, *shards, "train.steps=3")
+    assert {path.name for path in (both / "samples").iterdir()} >= {"step_3.wav"}
+    assert run("train", workspace.config, f"out={both}", *settings, "--resume").code == 0
     expected, got = (load_file(f / "model.safetensors") for f in (one, both))
     for name, value in expected.items():
         torch.testing.assert_close(got[name], value, rtol=0, atol=1e-6)

@@ -74,9 +74,13 @@ def test_from_recordings_to_words(request: pytest.FixtureRequest, tmp_path: Path
         "'!' is not in the vocabulary"
         in run("sample", out, "--text", "no!", "--out", tmp_path / "x.wav").error
     )
+    assert "text to say is empty" in run("sample", out, "--text", " ", "--out", tmp_path / "x.wav").error
     found = run("transcribe", out, source / "0.wav", source / "1.wav", "--json").json["files"]
     assert [item["path"] for item in found] == [str(source / "0.wav"), str(source / "1.wav")]
     assert all(set(item["text"]) <= set("yes no") for item in found)
+    missing = run("transcribe", out, source / "0.wav", tmp_path / "missing.wav")
+    assert missing.code == 1 and "missing.wav" in missing.err
+    assert missing.out == f"{source / '0.wav'}\t{found[0]['text']}\n"  # what was done is not lost
 
     (served,) = models.load([str(out)])
     served.warm_up()

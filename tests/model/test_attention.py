@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.tiny import BACKENDS, core
-from txl_audio.model import attention
+from txl_audio.model import attention, shifted
 from txl_audio.model.attention import Backend, attend, visible
 from txl_audio.model.positions import Positions, RelativeConfig, Shape, ShawConfig, Terms
 
@@ -70,6 +70,34 @@ def test_paths_agree_with_their_gradients(path: Backend, scheme_name: str, kind:
         results.append((out, *torch.autograd.grad((out * weight).sum(), wanted)))
     for expected, got in zip(*results, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=2e-5)
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shifted path takes a head and two queries at a time, of 5, and keeps no weights."""
+    monkeypatch.setattr(shifted, "WHOLE", {"cpu": 0})
+    monkeypatch.setattr(shifted, "PART", {"cpu": 1})
+    monkeypatch.setattr(shifted, "FEWEST_QUERIES", 2)
+    monkeypatch.setattr(shifted, "aligned", lambda queries: queries)
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("kind", ["all", "self", "ragged"])
+@pytest.mark.parametrize("scheme_name", SCHEMES)
+def test_blocks_of_queries_give_the_same(scheme_name: str, kind: str) -> None:
+    test_paths_agree_with_their_gradients("shifted", scheme_name, kind)
+
+
+@pytest.mark.usefixtures("blocks")
+def test_blocks_of_queries_give_the_same_in_bfloat16() -> None:
+    test_paths_agree_in_bfloat16("shifted")
+    test_gradients_agree_in_bfloat16("shifted")
+
+
+@pytest.mark.usefixtures("blocks")
+def test_blocks_of_queries_drop_the_same_weights_in_the_gradient() -> None:
+    test_gradients_of_dropout_match_its_mask("shifted")
+    test_dropout_keeps_the_mean_and_follows_the_seed("shifted")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -150,26 +178,26 @@ def test_m3_garbage_above_the_diagonal_changes_nothing(monkeypatch: pytest.Monke
     terms, (q, k, v), seen = make_terms("relative"), inputs(), view("all")
     expected = attend(q, k, v, terms, seen, dropout=0.0, backend="shifted")
     future = attention.distances(T, K, torch.device("cpu")) < 0
-    honest = attention.shifted_view
+    honest = shifted.shifted_view
     called = []
 
     def with_garbage(by_distance: Tensor, keys: int) -> Tensor:
         called.append(True)
         return honest(by_distance, keys).masked_fill(future, 1e4)
 
-    monkeypatch.setattr(attention, "shifted_view", with_garbage)
+    monkeypatch.setattr(shifted, "shifted_view", with_garbage)
     assert torch.equal(attend(q, k, v, terms, seen, dropout=0.0, backend="shifted"), expected)
     assert called
 
 
 def test_the_shifted_view_reads_the_score_of_each_distance() -> None:
     by_distance = torch.arange(K - 1, -1, -1.0).expand(H, B, T, K).contiguous()
-    shifted = attention.shifted_view(by_distance, K)
+    by_key = shifted.shifted_view(by_distance, K)
     d = attention.distances(T, K, torch.device("cpu"))
-    assert shifted.data_ptr() == by_distance.data_ptr() + (T - 1) * by_distance.element_size()
+    assert by_key.data_ptr() == by_distance.data_ptr() + (T - 1) * by_distance.element_size()
     for h in range(H):
         for b in range(B):
-            assert torch.equal(shifted[h, b][d >= 0], d[d >= 0].float())
+            assert torch.equal(by_key[h, b][d >= 0], d[d >= 0].float())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

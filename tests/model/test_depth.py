@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from tests.tiny import CODE_STREAMS, CODES, codes_model, wave_model
+from txl_audio.cli.evaluate import figures_of
 from txl_audio.data.stream import document_frames
-from txl_audio.evaluate import TEXT, EvaluateConfig, evaluate, score_document
+from txl_audio.evaluate import TEXT, EvaluateConfig, Totals, evaluate, score_document
 from txl_audio.model.depth import DepthHeadConfig
 from txl_audio.model.embeddings import SymbolEmbeddingConfig
 from txl_audio.tokens import IGNORE, ConfigError, SpecError
@@ -50,6 +51,35 @@ def test_totals_by_place(stream: str) -> None:
     assert sum(nats for nats, _ in totals.parts.values()) == pytest.approx(totals.nats)
     alone = sum(score_document(model, document).sum().item() for document in documents)
     assert totals.nats == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.parametrize("stream", CODE_STREAMS)
+def test_weights_of_codebooks_are_in_the_objective_only(stream: str) -> None:
+    """Every codebook has its own weight, at whatever step it is read; text has none, so 1."""
+    model = codes_model(stream, text_size=4)
+    inputs, targets = (torch.from_numpy(f)[None] for f in document_frames(MIXED.reshape(-1), model.spec))
+    state, weights = model.initial_state(1), torch.tensor([2.0, 0.5, 3.0])
+    nats, objective, count, _ = model.losses(inputs, targets, state, weights=weights)
+    parts = evaluate(model, [MIXED.reshape(-1)]).parts
+    assert nats.item() == pytest.approx(sum(part for part, _ in parts.values()), rel=1e-5)
+    expected = parts[TEXT][0] + sum(w * parts[place][0] for place, w in enumerate(weights.tolist()))
+    assert objective.item() == pytest.approx(expected, rel=1e-5)
+    assert int(count) == 9
+
+
+def test_figures_of_codes() -> None:
+    """50 frames a second, of which there are 4; a text of 3 symbols beside them."""
+    bits = {0: (8.0, 4), 1: (4.0, 4), 2: (2.0, 4), TEXT: (6.0, 3)}
+    totals = Totals(20 * math.log(2), 15, {key: (b * math.log(2), n) for key, (b, n) in bits.items()})
+    assert figures_of(CODES, totals) == {
+        "bits_per_second": pytest.approx(50 * 3.5),
+        "bits_per_frame": pytest.approx(3.5),
+        "bits_per_frame_stage_1": pytest.approx(2.0),
+        "bits_per_frame_stage_2": pytest.approx(1.0),
+        "bits_per_frame_stage_3": pytest.approx(0.5),
+        "bits_per_text_symbol": pytest.approx(2.0),
+    }
+    assert figures_of(CODES, Totals(math.log(2), 2)) == {"bits_per_code": pytest.approx(0.5)}
 
 
 def test_a_walk_reads_the_codes_before() -> None:

@@ -48,11 +48,12 @@ def test_calls_and_backends_change_nothing(stream: str) -> None:
     expected = Sampler(model, prompt=prompt, seed=3).next_frames(9)
     parts = Sampler(model, prompt=prompt, seed=3)
     assert torch.equal(torch.cat([parts.next_frames(n) for n in (1, 3, 5)], dim=1), expected)
-    graph = Sampler(model, prompt=prompt, seed=3, backend="graph")
-    assert torch.equal(graph.next_frames(9), expected)
+    for backend in ("torch", "graph"):
+        other = Sampler(model, prompt=prompt, seed=3, backend=backend)
+        assert torch.equal(other.next_frames(9), expected)
 
 
-@pytest.mark.parametrize("backend", ["torch", "graph"])
+@pytest.mark.parametrize("backend", ["torch", "compiled", "graph"])
 @pytest.mark.parametrize("stream", CODE_STREAMS)
 def test_sound_after_text(stream: str, backend: str) -> None:
     """Only codes, or the mark of the end, follow the text."""
@@ -62,7 +63,7 @@ def test_sound_after_text(stream: str, backend: str) -> None:
     assert frames[..., 0].max() == TRANSCRIPTS.end and frames[..., 1:].max() < CODES.vocab_size
 
 
-@pytest.mark.parametrize("backend", ["torch", "graph"])
+@pytest.mark.parametrize("backend", ["torch", "compiled", "graph"])
 @pytest.mark.parametrize("stream", CODE_STREAMS)
 def test_text_after_sound(stream: str, backend: str) -> None:
     """Only characters, or the end, follow, alone in their frames, and cost what they are scored with."""

@@ -9,10 +9,22 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tiny import CORES, STREAMS, TEXT, codes_model, core_config, randomised, text_model, wave_model
+from tests.tiny import (
+    CODE_STREAMS,
+    CORES,
+    STREAMS,
+    TEXT,
+    codes_model,
+    core_config,
+    randomised,
+    stream_model,
+    text_model,
+    wave_model,
+)
 from txl_audio.codecs.mulaw import MuLawCodec
 from txl_audio.evaluate import score_document
 from txl_audio.model.adaptive import AdaptiveEmbeddingConfig, AdaptiveHeadConfig
+from txl_audio.model.contracts import Head
 from txl_audio.model.embeddings import NgramConfig, SymbolEmbeddingConfig
 from txl_audio.model.heads import SoftmaxHeadConfig
 from txl_audio.model.sequence import SequenceModel
@@ -33,9 +45,9 @@ def samplers(model: SequenceModel, prompt_len: int, **options: Any) -> tuple[Sam
     return reference, fast
 
 
-def assert_same(model: SequenceModel, prompt_len: int, frames: int = 24) -> None:
+def assert_same(model: SequenceModel, prompt_len: int, frames: int = 24, **options: Any) -> None:
     """Symbols exactly, nats within 1e-4, for every kind of filters in turn."""
-    expected, fast = samplers(model, prompt_len)
+    expected, fast = samplers(model, prompt_len, **options)
     for index in range(frames):
         expected.filters = fast.filters = FILTERS[index % len(FILTERS)]
         assert torch.equal(fast.next_frame(), expected.next_frame())
@@ -47,6 +59,15 @@ def assert_same(model: SequenceModel, prompt_len: int, frames: int = 24) -> None
 def test_every_core_and_stream(name: str, stream: str) -> None:
     # 18 symbols are whole segments, further frames and, with 4 a frame, half a frame.
     assert_same(wave_model(stream, **CORES[name]), prompt_len=18)
+
+
+@pytest.mark.parametrize("text_size", [0, 5])
+@pytest.mark.parametrize("stream", CODE_STREAMS)
+def test_codes_walked_or_delayed(stream: str, text_size: int) -> None:
+    # 8 symbols are two frames of 3, and two codes of one that the model completes.
+    assert_same(codes_model(stream, text_size=text_size), prompt_len=8)
+    if text_size:
+        assert_same(codes_model(stream, text_size=text_size), prompt_len=9, writes=True)
 
 
 LAYERS: dict[str, dict[str, Any]] = {
@@ -130,10 +151,10 @@ def test_a8_twenty_times_the_training_length() -> None:
     assert 0 < pcm.square().mean().sqrt() <= 1 and clipped < 1 and nats.mean() < 2 * math.log(256)
 
 
-@pytest.mark.parametrize("stream", ["p1-softmax", "staged-p4"])
+@pytest.mark.parametrize("stream", ["p1-softmax", "staged-p4", "codes-depth"])
 def test_int8_weights_are_close(stream: str) -> None:
-    model = wave_model(stream, d_head=6)
-    prompt = torch.randint(256, (2, 40))
+    model = stream_model(stream, d_head=6)
+    prompt = torch.randint(model.spec.vocab_size, (2, 42))
     exact, rounded = (Sampler(model, prompt=prompt, weights=weights) for weights in ("float32", "int8"))
     assert rounded.backend == "compiled cpu int8"
     assert rounded.state.nbytes() < exact.state.nbytes()
@@ -150,7 +171,8 @@ def test_all_models_share_one_compilation() -> None:
     """A compilation takes half a minute: nothing of a model but the kind of its weights may ask for one."""
     clusters = AdaptiveEmbeddingConfig(kind="adaptive", cutoffs=(4, 9), div_val=2)
     adaptive = symbols_model(clusters, AdaptiveHeadConfig(kind="adaptive"))
-    for model in (text_model(), adaptive, wave_model("p1-softmax"), wave_model("staged-p4", norm="pre")):
+    waves = (wave_model("p1-softmax"), wave_model("staged-p4", norm="pre"))
+    for model in (text_model(), adaptive, *waves, *map(codes_model, CODE_STREAMS)):
         Sampler(model, lanes=2, prompt=torch.zeros(2, 4, dtype=torch.int64))
     assert len(compiled._run.signatures) <= len(("float32", "int8"))
 
@@ -163,10 +185,11 @@ def test_the_compilation_is_kept_on_disk() -> None:
 
 
 def test_what_is_not_compiled_is_sampled_by_torch() -> None:
-    model = codes_model()
+    model = text_model()
+    model.head = Head()
     prompt = torch.tensor([[1, 2]])
     assert Sampler(model, prompt=prompt).backend == "torch cpu"
-    with pytest.raises(ConfigError, match="cannot be compiled: its head, DepthHead, is not compiled; use b"):
+    with pytest.raises(ConfigError, match="cannot be compiled: its head, Head, is not compiled; use backend"):
         Sampler(model, prompt=prompt, backend="compiled")
     with pytest.raises(ConfigError, match="int8 weights need an even d_head, got 5; use backend torch"):
         Sampler(text_model(), prompt=prompt, backend="compiled", weights="int8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
@@ -17,11 +18,13 @@ import soundfile
 from tests.e2e.harness import run, text_run
 from tests.serve.conftest import Server
 from tests.serve.models import expected, letters, tiny
+from tests.serve.sockets import asked, cut_off
 from tests.serve.test_turns import until
 from tests.serve.test_uploads import sound_file, tone
 from txl_audio import evaluate
 from txl_audio.sampling.sound import read_symbols
 from txl_audio.serve import models, running
+from txl_audio.serve.client import connect
 from txl_audio.serve.protocol import HTTP_STATUS
 from txl_audio.serve.security import is_loopback
 from txl_audio.serve.service import Service
@@ -73,8 +76,43 @@ def test_a_client_that_leaves_ends_its_work(server: Server) -> None:
     server.tiny.gate.clear()
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(url, params={"model": "tiny", "seconds": 5}, timeout=0.3)
-    until(lambda: turns.playing == 0)
-    assert server.service.open_connections == 0
+    until(lambda: turns.playing == 0 and server.service.open_connections == 0)
+
+
+def test_a_file_that_nobody_reads(serve: Serve) -> None:
+    server = serve(idle_s=3.0, streams_per_client=1)
+    service = server.service
+    server.tiny.gate.clear()
+    with asked(server, "POST /v1/generate?model=tiny&seconds=60 HTTP/1.1", "Content-Length: 0", "") as client:
+        until(lambda: service.turns.playing == 1)
+        server.tiny.gate.set()
+        until(lambda: service.turns.playing == 0)  # made: others can have the slot
+        assert code(post(server, "generate", seconds=0.1)) == "limit"  # sent it is not, so it counts
+        until(lambda: service.open_connections == 0)
+        cut_off(client)
+    assert post(server, "generate", seconds=0.1).status_code == 200
+
+
+def test_headers_come_in_time(serve: Serve) -> None:
+    server = serve(start_s=0.4)
+    first, host = "GET /healthz HTTP/1.1", "Host: 127.0.0.1"
+    second = first, "", first, host
+    unwanted = "POST /v1/score HTTP/1.1", "Content-Length: 1000000", ""  # the body of what is refused
+    for lines in ((first,), second, unwanted):
+        with asked(server, *lines) as client, pytest.raises(ConnectionError):
+            _dribble(client)
+    with asked(server) as client:  # who says nothing
+        cut_off(client)
+    with connect(server.url, "tiny", ahead_s=0.1) as stream:  # who got what it wanted stays
+        for number, _ in enumerate(stream):
+            if number == 12:
+                break
+
+
+def _dribble(client: socket.socket) -> None:
+    for _ in range(400):
+        client.sendall(b"a: b\r\n")
+        time.sleep(0.05)
 
 
 def test_a_prompt_in_the_body(server: Server) -> None:

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
+from starlette.websockets import WebSocketDisconnect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as connect_socket
 
 from tests.serve.conftest import Server
-from tests.serve.models import expected
+from tests.serve.models import expected, tiny
+from tests.serve.sockets import asked, cut_off, frame, silent_reader, websocket
 from tests.serve.test_turns import still, until
 from tests.serve.test_uploads import sound_file, tone
 from txl_audio.serve.client import connect
-from txl_audio.serve.protocol import CLOSE_CODE, Refusal
-from txl_audio.serve.turns import OUTBOX_PIECES
+from txl_audio.serve.connections import SocketConnection
+from txl_audio.serve.protocol import CLOSE_CODE, PIECE_BYTES, Refusal
+from txl_audio.serve.running import running
+from txl_audio.serve.service import Room, Service
+from txl_audio.serve.turns import OUTBOX_PIECES, Job
+from txl_audio.serve.websocket import _Session
 
 Serve = Callable[..., Server]
 
@@ -103,6 +111,16 @@ def test_a_prompt_is_continued(server: Server) -> None:
     assert prompt is not None and len(prompt) == 8_000
 
 
+def test_a_long_prompt_comes_in_pieces(server: Server) -> None:
+    data = sound_file(tone(5.0))
+    assert len(data) > 2 * PIECE_BYTES
+    with connect(server.url, "tiny", prompt=data, seconds=0.1) as stream:
+        assert len(np.concatenate(list(stream))) == 1600
+        assert stream.events["started"]["prompt_samples"] == 80_000
+    with connect(server.url, "other", prompt=data) as stream, pytest.raises(Refusal, match="no model"):
+        list(stream)  # refused before all of it is sent
+
+
 def test_two_clients_do_not_disturb_each_other(server: Server) -> None:
     with connect(server.url, "tiny", seconds=6, seed=1) as one, connect(server.url, "tiny", seed=2) as two:
         pieces: tuple[list[Any], list[Any]] = ([], [])
@@ -137,8 +155,9 @@ def test_pause_and_resume(server: Server) -> None:
         pieces = iter(stream)
         next(pieces)
         stream.pause()
-        until(lambda: any(job.paused for job in server.service.turns.jobs))
+        until(lambda: any(job.paused_at for job in server.service.turns.jobs))
         (job,) = server.service.turns.jobs
+        until(lambda: not job.in_turn)
         assert still(lambda: job.made)
         stream.resume()
         made = job.made
@@ -176,42 +195,108 @@ def test_who_leaves_frees_the_slot_at_once(serve: Serve) -> None:
         until(lambda: server.service.turns.playing == 0 and server.service.open_connections == 0)
 
 
+def test_who_leaves_while_its_prompt_is_read_frees_the_slot(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+
+    def reading(*_: object, going_on: Callable[[], object], **__: object) -> None:
+        while True:
+            going_on()
+            begun.set()
+            time.sleep(0.001)
+
+    monkeypatch.setattr(server.tiny, "sampler", reading)
+    with opened(server) as socket:
+        socket.send(start())
+        assert begun.wait(20) and server.service.turns.playing == 1
+    until(lambda: server.service.turns.playing == 0)
+
+
 def test_who_reads_nothing_gets_no_more_than_fits(server: Server) -> None:
     # A15: the server holds OUTBOX_PIECES and what the system takes; others go on.
-    slow = _silent_reader(server)
+    slow = silent_reader(server)
     until(lambda: any(len(job.outbox) == OUTBOX_PIECES for job in server.service.turns.jobs))
     (job,) = server.service.turns.jobs
     until(lambda: still(lambda: job.made))  # the system's buffers fill too
-    assert job.made_s < 60  # of an hour; a few seconds where the system has small buffers
     with connect(server.url, "tiny", seconds=10, seed=5) as stream:
         np.testing.assert_array_equal(np.concatenate(list(stream)), expected(5, 160_000))
-    assert still(lambda: job.made)
+    until(lambda: still(lambda: job.made))
+    assert job.made_s < 60  # of an hour; a few seconds where the system has small buffers
     slow.close()
     until(lambda: server.service.turns.playing == 0)
 
 
 def test_who_reads_nothing_is_given_up_in_the_end(serve: Serve) -> None:
     server = serve(idle_s=0.5)
-    slow = _silent_reader(server)
+    slow = silent_reader(server)
     until(lambda: server.service.turns.playing == 1)
     until(lambda: server.service.turns.playing == 0)
     slow.close()
 
 
-def _silent_reader(server: Server) -> socket.socket:
-    """A client that opens a stream and reads nothing of it."""
-    host, port = server.url.removeprefix("http://").split(":")
-    client = socket.socket()
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    client.connect((host, int(port)))
-    client.sendall(
-        f"GET /v1/stream HTTP/1.1\r\nHost: {host}:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
+def test_the_connection_of_who_reads_nothing_ends(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where all is made, and what is left of it waits in the server."""
+    server, lost, handle = serve(idle_s=0.3), [], SocketConnection.connection_lost
+    monkeypatch.setattr(
+        SocketConnection, "connection_lost", lambda *arguments: lost.append(handle(*arguments))
     )
-    assert b"101" in client.recv(1024)
-    text = start().encode()
-    client.sendall(bytes([0x81, 0x80 | len(text), 0, 0, 0, 0]) + text)  # masked with zeros
-    return client
+    for number, seconds in enumerate((None, 6, 7, 8), 1):  # some of them end short of a pause in writing
+        with silent_reader(server, seconds=seconds):
+            until(lambda: len(lost) == number)  # noqa: B023
+    assert server.service.open_connections == 0
+
+
+def test_pings_that_nobody_reads_take_no_memory(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting: list[int] = []
+    handle = SocketConnection.handle_ping
+
+    def noted(connection: SocketConnection) -> None:
+        handle(connection)
+        waiting.append(connection.transport.get_write_buffer_size())
+
+    monkeypatch.setattr(SocketConnection, "handle_ping", noted)
+    with websocket(server) as client:
+        client.sendall(20_000 * frame(0x9, bytes(125)))
+        until(lambda: len(waiting) == 20_000)
+    assert max(waiting) < 100_000  # of 2.5 MB
+
+
+def test_a_message_of_nothing_but_fragments_ends(serve: Serve) -> None:
+    server = serve(start_s=1000)
+    with websocket(server) as client:
+        with suppress(ConnectionError):
+            client.sendall(frame(0x1, last=False) + 5_000 * frame(0x0, last=False))
+        cut_off(client)
+
+
+def test_a_flood_of_messages_lets_others_in(server: Server) -> None:
+    class Flood:
+        left = 1000
+
+        async def receive(self) -> dict[str, str]:
+            self.left -= 1
+            if self.left < 0:
+                return {"type": "websocket.disconnect"}
+            return {"type": "websocket.receive", "text": '{"type": "resume"}'}
+
+    async def run() -> int:
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        other = asyncio.create_task(others())
+        session: Any = _Session(Flood(), server.service)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(WebSocketDisconnect):
+            await session._control(Job(lambda _: iter(())), None)
+        other.cancel()
+        return turns
+
+    assert asyncio.run(run()) > 900
 
 
 def test_messages_that_are_none(server: Server) -> None:
@@ -237,7 +322,8 @@ def test_messages_that_are_none(server: Server) -> None:
             events, _, code = messages(socket)
         assert events[-1]["code"] == "bad_message" and code == 1008
     assert refused(server, start("letters", text="z")) == "bad_message"  # a symbol it does not have
-    assert refused(server, start(prompt_bytes=5), b"1234") == "bad_message"
+    assert refused(server, start(prompt_bytes=5), b"1234", b"56") == "bad_message"
+    assert refused(server, start(prompt_bytes=5), b"1234", b"") == "bad_message"
     assert refused(server, start(prompt_bytes=5), "12345") == "bad_message"
 
 
@@ -259,10 +345,11 @@ def test_what_cannot_be_had(serve: Serve) -> None:
         ("bad_audio", start(prompt_bytes=4), b"RIFF"),
     ):
         assert refused(server, *sent) == code, sent
-    with opened(server) as socket:
-        socket.send(start(prompt_bytes=20_000))
-        socket.send(bytes(20_001))
-        assert messages(socket)[2] == 1009  # the protocol's own: too big
+    for first in ("x", b"x"):  # before anybody said who it is, no more than a little is taken
+        with opened(server) as socket:
+            with suppress(ConnectionClosed):
+                socket.send(first * 3_000_000)  # still being sent when the answer comes
+            assert messages(socket)[2] == 1009  # the protocol's own: too big
     metrics = server.service.metrics.refused
     assert metrics.labels("unsupported")._value.get() == 4
 
@@ -273,12 +360,25 @@ def test_the_fault_of_a_model_is_not_told(server: Server, monkeypatch: pytest.Mo
 
 
 def test_silence_ends(serve: Serve) -> None:
-    server = serve(start_s=0.1, idle_s=0.2)
+    server = serve(start_s=0.5, idle_s=0.2)
     assert refused(server) == "idle"
     assert refused(server, start(prompt_bytes=9)) == "idle"
     with opened(server) as socket:
         socket.send(start(ahead_s=0.1))
         socket.send('{"type": "pause"}')
+        events, _, code = messages(socket)
+        assert events[-1]["code"] == "idle" and code == 1008
+
+
+def test_pausing_again_and_again_is_idle_too(serve: Serve) -> None:
+    server = serve(idle_s=0.5)
+    with opened(server) as socket:
+        socket.send(start(ahead_s=0.1))
+        with suppress(ConnectionClosed):
+            for _ in range(400):
+                socket.send('{"type": "pause"}')
+                time.sleep(0.05)
+            pytest.fail("pausing again counted as a sign of life")
         events, _, code = messages(socket)
         assert events[-1]["code"] == "idle" and code == 1008
 
@@ -316,9 +416,31 @@ def test_streams_per_client(serve: Serve) -> None:
     with opened(server), opened(server):
         until(lambda: server.service.open_connections == 2)
         assert refused(server) == "limit"
+        # Who has said nothing does not keep those out who have.
+        url = server.url + "/v1/generate?model=tiny&seconds=0.1"
+        assert httpx.post(url, timeout=20).status_code == 200
+    until(lambda: server.service.open_connections == 0)
+    with ExitStack() as stack:
+        for _ in range(2):
+            socket = stack.enter_context(opened(server))
+            socket.send(start(ahead_s=0.1))
+            assert json.loads(socket.recv(timeout=20))["type"] == "started"
+        assert refused(server, start()) == "limit"
     until(lambda: server.service.open_connections == 0)
     with connect(server.url, "tiny", seconds=0.1) as stream:
         assert len(list(stream))
+
+
+def test_rooms() -> None:
+    room = Room(3, most_each=2)
+    with ExitStack() as stack:
+        for client in "aab":
+            stack.enter_context(room.enter(client))
+        for client, code in (("a", "limit"), ("c", "busy")):
+            with pytest.raises(Refusal) as error, room.enter(client):
+                pass
+            assert error.value.code == code and len(room) == 3
+    assert len(room) == 0
 
 
 @pytest.mark.parametrize(
@@ -331,15 +453,21 @@ def test_streams_per_client(serve: Serve) -> None:
     ],
 )
 def test_other_sites_are_refused(server: Server, headers: dict[str, str]) -> None:
-    host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port))) as client:
-        lines = {
-            "Host": f"{host}:{port}", "Upgrade": "websocket", "Connection": "Upgrade",
-            "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "MDEyMzQ1Njc4OWFiY2RlZg==", **headers,
-        }  # fmt: skip
-        request = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    lines = {
+        "Host": server.url.removeprefix("http://"), "Upgrade": "websocket", "Connection": "Upgrade",
+        "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "MDEyMzQ1Njc4OWFiY2RlZg==", **headers,
+    }  # fmt: skip
+    request = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    with asked(server) as client:
         client.sendall(f"GET /v1/stream HTTP/1.1\r\n{request}\r\n".encode())
         assert b" 403 " in client.recv(1024)
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/models", "/page/app.js", "/page/"])
+def test_no_other_route_is_a_websocket(server: Server, path: str) -> None:
+    with pytest.raises(InvalidStatus) as error, connect_socket(server.url.replace("http", "ws") + path):
+        pass
+    assert error.value.response.status_code == 403
 
 
 def test_the_page_itself_is_not_refused(server: Server) -> None:
@@ -362,6 +490,24 @@ def test_a_server_that_ends_says_so(serve: Serve) -> None:
             events, _, code = messages(socket)
             assert events[-1]["type"] == "finished" and events[-1]["reason"] == "shutdown" and code == 1000
         assert refused(server, start()) == "shutdown"
+
+
+def test_a_server_that_ends_says_so_to_who_has_not_begun() -> None:
+    service = Service([tiny()], slots=1)
+    context = running(service)
+    server = Server(context.__enter__(), service, tiny(), tiny())
+    ending = threading.Thread(target=context.__exit__, args=(None, None, None))
+    uploading = asked(server, "POST /v1/score?model=tiny HTTP/1.1", "Content-Length: 9", "")
+    with opened(server) as silent, opened(server) as sending, uploading:
+        sending.send(start(prompt_bytes=9))
+        until(lambda: (len(service.arriving), len(service.connections)) == (1, 2))
+        ending.start()
+        for socket in (silent, sending):
+            events, _, code = messages(socket)
+            assert [event["code"] for event in events] == ["shutdown"] and code == 1013
+        answer = cut_off(uploading)
+        assert b" 503 " in answer and b'"shutdown"' in answer
+    ending.join()
 
 
 def test_time_to_the_first_piece_is_counted(server: Server) -> None:

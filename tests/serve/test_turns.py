@@ -36,7 +36,7 @@ def still(value: Callable[[], object]) -> bool:
     return value() == before
 
 
-def endless(seconds: float = 0.1) -> Iterator[Piece]:
+def endless(_: object = None, *, seconds: float = 0.1) -> Iterator[Piece]:
     return (Piece(number, 1, seconds) for number in itertools.count())
 
 
@@ -55,7 +55,7 @@ def taken(turns: Turns, job: Job) -> list[int]:
 
 def test_pieces_come_in_order_and_then_the_end(turns: Turns) -> None:
     told = threading.Event()
-    job = Job(lambda: itertools.islice(endless(), 50), notify=told.set)
+    job = Job(lambda _: itertools.islice(endless(), 50), notify=told.set)
     turns.enter(job)
     assert taken(turns, job) == list(range(50))
     assert job.end is not None and job.end.reason == "complete" and told.is_set()
@@ -65,7 +65,7 @@ def test_pieces_come_in_order_and_then_the_end(turns: Turns) -> None:
 
 def test_who_takes_nothing_pauses_only_its_own_stream(turns: Turns) -> None:
     # A15: memory bounded, generation stops, other streams unaffected.
-    slow, other = Job(endless), Job(lambda: itertools.islice(endless(), 500))
+    slow, other = Job(endless), Job(lambda _: itertools.islice(endless(), 500))
     turns.enter(slow)
     turns.enter(other)
     assert taken(turns, other) == list(range(500))
@@ -79,7 +79,7 @@ def test_who_takes_nothing_pauses_only_its_own_stream(turns: Turns) -> None:
 def test_who_leaves_frees_its_slot_even_in_its_turn(turns: Turns) -> None:
     gate, begun = threading.Event(), threading.Event()
 
-    def pieces() -> Iterator[Piece]:
+    def pieces(_: object) -> Iterator[Piece]:
         begun.set()
         gate.wait()
         yield Piece(0, 1)
@@ -90,7 +90,7 @@ def test_who_leaves_frees_its_slot_even_in_its_turn(turns: Turns) -> None:
     turns.stop(job)
     assert turns.playing == 0 and job.end is not None and job.end.reason == "stopped"
     gate.set()
-    following = Job(lambda: itertools.islice(endless(), 3))
+    following = Job(lambda _: itertools.islice(endless(), 3))
     turns.enter(following)
     assert taken(turns, following) == [0, 1, 2]
     assert turns.take(job) is None  # what its last turn made is forgotten
@@ -112,33 +112,55 @@ def test_the_queue_tells_places_and_has_an_end(turns: Turns) -> None:
     until(lambda: jobs[3].made > 0)
 
 
-def test_turns_are_taken_by_turns(turns: Turns) -> None:
-    order: list[str] = []
-    started = threading.Barrier(3)
+def test_who_leaves_while_it_is_prepared_frees_its_slot(turns: Turns) -> None:
+    begun = threading.Event()
 
-    def work(name: str) -> Callable[[], Iterator[Piece]]:
-        def prepare() -> Iterator[Piece]:
-            started.wait(20)
+    def prepare(go_on: Callable[[], None]) -> Iterator[Piece]:
+        while True:  # a prompt that is read
+            go_on()
+            begun.set()
+            time.sleep(0.001)
+
+    job = Job(prepare)
+    turns.enter(job)
+    assert begun.wait(20) and turns.playing == 1
+    turns.stop(job)
+    until(lambda: turns.playing == 0)
+    assert job.end is not None and job.end.reason == "stopped" and job.end.error is None
+
+
+def test_long_turns_get_no_more_time_than_short_ones(turns: Turns) -> None:
+    order: list[str] = []
+    ready = threading.Event()
+
+    def work(name: str, turn_s: float) -> Callable[[object], Iterator[Piece]]:
+        def prepare(_: object) -> Iterator[Piece]:
+            ready.wait(20)
             return pieces()
 
         def pieces() -> Iterator[Piece]:
             for number in range(OUTBOX_PIECES):
                 order.append(name)
-                time.sleep(0.001)  # a turn in which the other becomes ready
+                time.sleep(turn_s)
                 yield Piece(number, 1)
 
         return prepare
 
-    for name in "ab":
-        turns.enter(Job(work(name)))
-    started.wait(20)
-    until(lambda: len(order) == 2 * OUTBOX_PIECES)
-    both = "".join(order).strip("a").strip("b")  # one may have begun a little earlier
-    assert len(both) > OUTBOX_PIECES and "aa" not in both and "bb" not in both
+    jobs = [Job(work("long", 0.04)), Job(work("short", 0.01))]
+    for job in jobs:
+        turns.enter(job)
+        turns.pause(job)
+    ready.set()
+    until(lambda: all(job.prepared for job in jobs))
+    for job in jobs:
+        turns.resume(job)
+    until(lambda: order.count("short") == OUTBOX_PIECES)
+    # 4 to 1, but for what a busy machine makes of it; by turns it would be 1 to 1.
+    assert 1 <= order.count("long") <= OUTBOX_PIECES / 2
 
 
 def test_a_listener_is_served_just_ahead_of_its_clock(turns: Turns) -> None:
-    job = Job(lambda: endless(0.05), ahead_s=0.3)
+    job = Job(lambda _: endless(seconds=0.05), ahead_s=0.3)
     begun = time.monotonic()
     turns.enter(job)
     found = 0
@@ -174,15 +196,15 @@ def test_faults_end_a_job_with_words(turns: Turns, caplog: pytest.LogCaptureFixt
         yield Piece(0, 1)
         raise error
 
-    def raises(error: Exception) -> Callable[[], Iterator[Piece]]:
-        def prepare() -> Iterator[Piece]:
+    def raises(error: Exception) -> Callable[[object], Iterator[Piece]]:
+        def prepare(_: object) -> Iterator[Piece]:
             raise error
 
         return prepare
 
     known = DataError("line 1: no letter z"), Refusal("bad_audio", "no sound"), RuntimeError("secret")
     for error, code in zip(known, ("bad_message", "bad_audio", "internal"), strict=True):
-        for prepare, before in ((raises(error), []), (lambda error=error: fails(error), [0])):
+        for prepare, before in ((raises(error), []), (lambda _, error=error: fails(error), [0])):
             job = Job(prepare)
             turns.enter(job)
             assert taken(turns, job) == before
@@ -206,9 +228,9 @@ def test_closing_ends_everything_with_its_reason() -> None:
 
 
 def test_time_is_counted_without_waiting_for_the_client(turns: Turns) -> None:
-    job = Job(lambda: itertools.islice(endless(), OUTBOX_PIECES + 1))
+    job = Job(lambda _: itertools.islice(endless(), OUTBOX_PIECES + 1))
     turns.enter(job)
     until(lambda: job.made == OUTBOX_PIECES)
-    time.sleep(0.3)
+    time.sleep(0.6)
     taken(turns, job)
-    assert job.spent_s < 0.3
+    assert job.spent_s < 0.6

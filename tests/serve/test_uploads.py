@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import struct
+import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +16,9 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.serve.test_turns import still, until
 from txl_audio.data.audio import load_audio
+from txl_audio.serve import uploads
 from txl_audio.serve.protocol import Refusal
 from txl_audio.serve.uploads import read_upload
 
@@ -112,3 +117,22 @@ def test_damaged_files_are_read_or_refused(form: str, cut: float, edits: list[tu
     code, pcm = read_or_refused(bytes(data))
     assert code in ("", "bad_audio", "too_long")
     assert code or (pcm.ndim == 1 and 1 <= len(pcm) <= 16_000 and np.isfinite(pcm).all())
+
+
+def test_two_are_decoded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, inside = threading.Event(), []
+    mono = uploads._mono
+
+    def slow(*arguments: Any, **named: Any) -> np.ndarray:
+        inside.append(None)
+        gate.wait(20)
+        return mono(*arguments, **named)
+
+    monkeypatch.setattr(uploads, "_mono", slow)
+    with ThreadPoolExecutor(5) as pool:
+        answers = [pool.submit(read_or_refused, FILES["WAV"]) for _ in range(5)]
+        until(lambda: len(inside) >= 2)
+        stays, seen = still(lambda: len(inside)), len(inside)
+        gate.set()
+        assert stays and seen == 2
+        assert [answer.result()[0] for answer in answers] == [""] * 5

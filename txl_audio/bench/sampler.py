@@ -14,7 +14,7 @@ from txl_audio import cost, runtime
 from txl_audio.model.sequence import SequenceModel
 from txl_audio.sampling.compiled import Weights, unsupported
 from txl_audio.sampling.sampler import FIRST_CHUNK_S, Backend, Sampler
-from txl_audio.tokens import TokenSpec
+from txl_audio.tokens import Codec, TokenSpec
 
 T = TypeVar("T", bound=Hashable)
 
@@ -27,10 +27,10 @@ BACKENDS: dict[str, tuple[Backend, Weights]] = {
 WEIGHT_BYTES: dict[Weights, int] = {"float32": 4, "int8": 1}
 MEMORIES = (0.5, 1, 2, 4)
 """Lengths, in those of the model's own memory."""
-LANES = (1, 2, 4, 8)
+LANES = (1, 2, 4, 8, 16)
 TURNS = 5
 CALL_FRAMES = 64
-"""Frames that are asked for at a time; one of PyTorch, to which it makes no difference."""
+"""Frames of all lanes that are asked for at a time; one of PyTorch, to which it makes no difference."""
 PROMPT_S, PROMPT_SYMBOLS = 2.0, 128
 """What is continued when the first chunk is timed: sound, text."""
 RUN = 5
@@ -44,8 +44,12 @@ class Setting(NamedTuple):
     lanes: int = 1
 
 
-def sampler_speed(model: SequenceModel, *, seconds: float, tell: Callable[[str], None]) -> dict[str, Any]:
+def sampler_speed(
+    model: SequenceModel, *, codec: Codec | None = None, seconds: float, tell: Callable[[str], None]
+) -> dict[str, Any]:
     """Speed of every backend that the model has, with a full memory; about `seconds` for each setting.
+
+    codec: whose decoder is measured too.
 
     What is compared is measured in turns, the machine's own rates beside what is held against them. The best
     turn counts: whatever else the machine does can only make one slower.
@@ -54,6 +58,8 @@ def sampler_speed(model: SequenceModel, *, seconds: float, tell: Callable[[str],
         matmul_flops: the machine's rate in large float32 matrix products.
         backends: by name, see `_backends`, or only `unsupported`: why the model does not have it.
         mem_len, lanes: lists of `_row` for lengths of the memory, where there is one, and numbers of streams.
+        decoder_real_time_factor: seconds that the codec's decoder takes for a second of one stream.
+        held: `sampled`, and `decoded` too, by backend: see `_held`; None where there is no sound or no codec.
         run: one stream of the fastest backend over a longer time, see `_along`.
     """
     model, spec = model.eval(), model.spec
@@ -71,6 +77,10 @@ def sampler_speed(model: SequenceModel, *, seconds: float, tell: Callable[[str],
         of_memories = _rows(model, [Setting(n, m) for m in memories for n in names], seconds)
         tell(f"with {', '.join(map(str, LANES))} streams at once")
         of_lanes = _rows(model, [Setting(n, own, b) for b in LANES for n in names], seconds)
+        decoder = None
+        if codec is not None:
+            tell(f"the decoder of {codec.spec.name}")
+            decoder = 1 / _best({"decoded": _decoded_s(codec, seconds / TURNS)})["decoded"]
         fastest = max(names, key=lambda name: measured[name]["frames_per_s"])
         tell(f"a longer run of {fastest}")
         run = _along(_full(_sampler(model, fastest)), RUN * seconds)
@@ -86,6 +96,11 @@ def sampler_speed(model: SequenceModel, *, seconds: float, tell: Callable[[str],
         "backends": {name: measured.get(name, {"unsupported": reasons[name]}) for name in BACKENDS},
         "mem_len": of_memories,
         "lanes": of_lanes,
+        "decoder_real_time_factor": decoder,
+        "held": {
+            "sampled": _held(of_lanes, 0.0) if spec.frame_rate_hz else None,
+            "decoded": None if decoder is None else _held(of_lanes, decoder),
+        },
         "run": {"backend": fastest, **run},
     }
 
@@ -187,7 +202,7 @@ def _sampler(
     """Continues random symbols: the work does not depend on which."""
     backend, weights = BACKENDS[name]
     draws = torch.Generator().manual_seed(0)
-    prompt = torch.randint(model.spec.vocab_size, (lanes, symbols), generator=draws)
+    prompt = torch.randint(model.spec.codes, (lanes, symbols), generator=draws)
     return Sampler(model, prompt=prompt, backend=backend, weights=weights, tell=tell)
 
 
@@ -199,7 +214,8 @@ def _full(sampler: Sampler) -> Sampler:
 
 
 def _frames_per_s(sampler: Sampler, seconds: float) -> Callable[[], float]:
-    call = 1 if sampler.backend.startswith("torch") else CALL_FRAMES
+    lanes = len(sampler.nats)
+    call = 1 if sampler.backend.startswith("torch") else max(1, CALL_FRAMES // lanes)
 
     def measure() -> float:
         frames, begun = 0, time.perf_counter()
@@ -209,6 +225,34 @@ def _frames_per_s(sampler: Sampler, seconds: float) -> Callable[[], float]:
         return frames / passed
 
     return measure
+
+
+def _decoded_s(codec: Codec, seconds: float) -> Callable[[], float]:
+    """Seconds of sound that the decoder of one stream gives in a second."""
+    spec, decoder = codec.spec, codec.stream_decoder()
+    frames = math.ceil(FIRST_CHUNK_S * spec.frame_rate_hz)
+    draws = torch.Generator().manual_seed(0)
+    codes = torch.randint(spec.codes, (1, frames, spec.symbols_per_frame), generator=draws)
+
+    def measure() -> float:
+        made, begun = 0, time.perf_counter()
+        while (passed := time.perf_counter() - begun) < seconds or not made:
+            decoder.push(codes)
+            made += frames
+        return made / spec.frame_rate_hz / passed
+
+    return measure
+
+
+def _held(rows: Iterable[Mapping[str, Any]], decoder: float) -> dict[str, dict[str, int]]:
+    """By backend, the most `streams` that one thread holds in real time: as many passes of `lanes` streams as
+    there is time for, one after another, with `decoder` seconds for a second of every stream."""
+    held: dict[str, dict[str, int]] = {}
+    for row in rows:
+        passes = int(1 / (row["real_time_factor"] + row["lanes"] * decoder))
+        found = {"streams": passes * row["lanes"], "lanes": row["lanes"]}
+        held[row["backend"]] = max(found, held.get(row["backend"], found), key=lambda each: each["streams"])
+    return held
 
 
 def _best(
@@ -262,62 +306,3 @@ def _read_rate(size_bytes: int, seconds: float) -> float:
         numbers.max()
         done += numbers.nbytes
     return done / passed
-
-
-def table(figures: Mapping[str, Any]) -> str:
-    """The figures of `sampler_speed` for reading."""
-    sound, backends = figures["symbol_rate_hz"] is not None, figures["backends"]
-    lines = [
-        f"{'backend':<18}{'frames/s':>10}{'symbols/s':>11}{'real time':>11}{'ratio':>8}{'first chunk':>13}"
-        f"{'state':>11}{'GFLOP/s':>14}{'GB/s':>14}"
-    ]
-    reads = []
-    for name, row in backends.items():
-        if "unsupported" in row:
-            lines.append(f"{name:<18}  unsupported: {row['unsupported']}")
-            continue
-        first, state = f"{1e3 * row['first_chunk_s']:,.0f} ms", f"{row['decode_state_bytes'] / 2**20:.2f} MiB"
-        flops = _share(row["flops"], row["flops_share"])
-        read = _share(row["bytes_per_s"], row["read_share"])
-        lines.append(
-            f"{name:<18}{row['frames_per_s']:>10,.0f}{row['symbols_per_s']:>11,.0f}{_factor(row):>11}"
-            f"{row['ratio']:>8.1f}{first:>13}{state:>11}{flops:>14}{read:>14}"
-        )
-        reads.append(f"{name} {row['read_bytes_per_s'] / 1e9:.1f}")
-    lines += [
-        f"One thread. A symbol takes {figures['macs_per_symbol']:,} multiply-adds. First chunk: after "
-        f"{figures['prompt_symbols']:,} symbols of prompt the next {figures['first_chunk_symbols']:,}.",
-        f"100 %: {figures['matmul_flops'] / 1e9:.1f} GFLOP/s, large float32 matrix products; and reading as "
-        f"many bytes as weights and state have, in GB/s: {', '.join(reads)}.",
-    ]
-    unit = "seconds per second of every stream" if sound else "us per symbol"
-    if figures["mem_len"]:
-        lines += ["", *_sweep(figures["mem_len"], "mem_len", f"memory: {unit}")]
-    lines += ["", *_sweep(figures["lanes"], "lanes", f"streams: {unit}")]
-    run = figures["run"]
-    length = f"{run['symbols']:,} symbols"
-    if sound:
-        length += f", {run['symbols'] / figures['symbol_rate_hz']:.1f} s"
-    thirds = ", ".join(f"{us:.2f}" for us in run["us_per_symbol"])
-    lines += ["", f"{run['backend']}, us per symbol in each third of {length}: {thirds}"]
-    return "\n".join(lines)
-
-
-def _sweep(rows: Iterable[Mapping[str, Any]], key: str, title: str) -> list[str]:
-    """A line for every backend, a column for every value of `key`."""
-    cells: dict[str, dict[int, str]] = {}
-    for row in rows:
-        text = f"{row['us_per_symbol']:.1f}" if row["real_time_factor"] is None else _factor(row)
-        cells.setdefault(row["backend"], {})[row[key]] = text
-    values = list(next(iter(cells.values())))
-    return [f"{title:<46}" + "".join(f"{value:>10,}" for value in values)] + [
-        f"{name:<46}" + "".join(f"{line[value]:>10}" for value in values) for name, line in cells.items()
-    ]
-
-
-def _factor(row: Mapping[str, Any]) -> str:
-    return "-" if row["real_time_factor"] is None else f"{row['real_time_factor']:.3f}"
-
-
-def _share(rate: float, share: float) -> str:
-    return f"{rate / 1e9:.1f} ({share:.0%})"

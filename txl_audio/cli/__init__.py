@@ -11,6 +11,7 @@ import txl_audio.cli.prepare
 import txl_audio.cli.codec
 import txl_audio.cli.train
 import txl_audio.cli.bench
+import txl_audio.cli.plan
 import txl_audio.cli.evaluate
 import txl_audio.cli.context
 import txl_audio.cli.sample

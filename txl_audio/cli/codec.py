@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txl_audio.cli.common import Json, app, duration, progress_bar, tell
-from txl_audio.tokens import ConfigError
+from txl_audio.cli.common import Json, app, duration, progress_bar, say, tell
+from txl_audio.tokens import ConfigError, SpecError
 
 if TYPE_CHECKING:
     from txl_audio.codec_quality import Evaluation
@@ -17,6 +17,8 @@ codec_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Sound to codes and back, and how much is lost."
 )
 app.add_typer(codec_app, name="codec")
+
+_PICTURES = (".png", ".svg", ".pdf")
 
 CodecWord = Annotated[
     str,
@@ -41,16 +43,23 @@ def encode(
 
     from txl_audio.codecs import parse_codec
     from txl_audio.codecs.files import Codes, write_codes
+    from txl_audio.codecs.mulaw import clipped_count
     from txl_audio.data.audio import load_audio
 
+    if out.exists() and source.exists() and out.samefile(source):
+        raise ConfigError(f"--out is {source} itself, which would be lost; name another file for the codes")
     made = parse_codec(codec, weights=weights)
     spec = made.spec
     pcm = load_audio(source, sample_rate_hz=spec.sample_rate_hz)
+    clipped = clipped_count(pcm)
     codes = made.encode(torch.from_numpy(pcm.clip(-1, 1))[None])[0]
     write_codes(out, Codes(codes, spec, len(pcm)))
     frames, places = codes.shape
     figures = {"out": str(out), "frames": frames, "symbols_per_frame": places, "vocab_size": spec.vocab_size}
     figures |= {"samples": len(pcm), "sample_rate_hz": spec.sample_rate_hz, "bit_rate": spec.bit_rate}
+    figures |= {"clipped": clipped}
+    if clipped:
+        say(f"warning: {clipped} of {len(pcm)} samples lie beyond full scale and were clipped")
     tell(
         figures,
         f"{duration(len(pcm) / spec.sample_rate_hz)} of sound in {frames} frames of {places} symbols out of "
@@ -72,7 +81,14 @@ def decode(
     from txl_audio.sampling.sound import sound_writer
 
     read = read_codes(source)
-    pcm = codec_of(read.spec, weights=weights).decode(read.codes[None], samples=read.samples)[0]
+    try:
+        codec = codec_of(read.spec, weights=weights)
+    except SpecError as error:
+        raise SpecError(
+            f"{source} holds codes by other weights of {read.spec.name} or of another kind ({error}): name "
+            "the weights that encoded it with --weights, or encode the recording again"
+        ) from error
+    pcm = codec.decode(read.codes[None], samples=read.samples)[0]
     rate_hz = read.spec.sample_rate_hz
     with sound_writer(out, rate_hz) as write:
         write(pcm.numpy())
@@ -110,6 +126,16 @@ def evaluate(
         raise ConfigError("--transcripts is for word errors; leave out --no-words")
     if len(set(codecs)) < len(codecs):
         raise ConfigError(f"got the codecs {', '.join(codecs)}, expected each once")
+    kinds = sorted({word.partition(":")[0] for word in codecs})
+    if weights is not None and len(kinds) > 1:
+        raise ConfigError(
+            f"--weights is for all codecs, got {' and '.join(kinds)}; give each its own, as "
+            f"--codec {kinds[-1]}:weights={weights}"
+        )
+    if plot is not None:
+        if plot.suffix.lower() not in _PICTURES:
+            raise ConfigError(f"--plot is {plot}, expected a file that ends with {' or '.join(_PICTURES)}")
+        plot.parent.mkdir(parents=True, exist_ok=True)
     made = {word: parse_codec(word, weights=weights) for word in codecs}
     texts = None if transcripts is None else read_transcripts(transcripts)
     with progress_bar("judging") as update:
@@ -120,9 +146,6 @@ def evaluate(
             transcripts=texts,
             progress=update,
         )
-    if plot is not None:
-        plot.parent.mkdir(parents=True, exist_ok=True)
-        plot_spectrograms(found.sounds, codec_quality.SAMPLE_RATE_HZ, plot, columns=1)
     figures: dict[str, Any] = {
         "codecs": [row.to_json() for row in found.rows],
         "words": found.words,
@@ -131,6 +154,8 @@ def evaluate(
         "plot": str(plot) if plot else None,
     }
     tell(figures, _table(found), as_json)
+    if plot is not None:  # after the table, which took long: a picture that fails takes nothing away
+        plot_spectrograms(found.sounds, codec_quality.SAMPLE_RATE_HZ, plot, columns=1)
 
 
 def _files(sources: list[Path]) -> list[Path]:

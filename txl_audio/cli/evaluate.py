@@ -121,7 +121,7 @@ def evaluate(
     }
     tell(
         figures,
-        f"{first_figure(metrics)} over {totals.count:,} symbols of {split}, "
+        f"{first_figure(metrics)}{_by_stage(metrics)} over {totals.count:,} symbols of {split}, "
         f"{memory} memory; {preparation(shards.preparation)}",
         as_json,
     )
@@ -288,28 +288,22 @@ def figures_of(spec: TokenSpec, totals: Totals) -> dict[str, float]:
     """The figures people report of a stream, the first one first."""
     from txl_audio import recipe
     from txl_audio.data.text import text_metrics
-    from txl_audio.evaluate import TEXT
 
     if spec.modality == "text":
         return text_metrics(spec, nats=totals.nats, count=totals.count)
-    if not totals.parts:
-        return {recipe.bits_name(spec): totals.bits}
-    bits = {key: nats / math.log(2) for key, (nats, _) in totals.parts.items()}
-    text, characters = bits.pop(TEXT, 0.0), totals.parts.get(TEXT, (0.0, 0))[1]
-    frames = max(1, totals.parts[0][1])
-    per_frame = sum(bits.values()) / frames
-    return {
-        "bits_per_second": per_frame * spec.frame_rate_hz,
-        "bits_per_frame": per_frame,
-        **{f"bits_per_frame_stage_{place + 1}": value / frames for place, value in bits.items()},
-        **({"bits_per_text_symbol": text / characters} if characters else {}),
-    }
+    return totals.of_codes(spec.frame_rate_hz) or {recipe.bits_name(spec): totals.bits}
 
 
 def first_figure(metrics: Mapping[str, float]) -> str:
     """The figure people report, with its unit."""
     unit, value = next(iter(metrics.items()))
     return f"{value:.4f} {unit.replace('_', ' ')}"
+
+
+def _by_stage(metrics: Mapping[str, float]) -> str:
+    """Of a codec's codes: what every codebook has of it."""
+    stages = [f"{value:.3f}" for name, value in metrics.items() if name.startswith("bits_per_frame_stage_")]
+    return f" ({metrics['bits_per_frame']:.3f} per frame, by stage {' '.join(stages)})" if stages else ""
 
 
 def for_json(metrics: Mapping[str, float]) -> dict[str, float | None]:

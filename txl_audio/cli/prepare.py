@@ -19,21 +19,28 @@ if TYPE_CHECKING:
 @app.command()
 def prepare(
     source: Annotated[
-        str | None, typer.Argument(help="Folder of audio, a manifest (.jsonl), or a text corpus.")
+        str | None,
+        typer.Argument(
+            help="Folder of audio or Shar, a manifest (.jsonl), hf:NAME of Hugging Face's hub, or a text."
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of shards to write.")] = ...,  # pyright: ignore
     dataset: Annotated[
         str | None,
         typer.Option(
-            help="Speech, with --root instead of SOURCE: speechcommands, sc09, librispeech, ljspeech, vctk, "
-            "yesno, fsdd. Text: enwik8, text8, wt103, wt2, lm1b, ptb, bytes, chars, words."
+            help="Speech, with --root instead of SOURCE: speechcommands, sc09, librispeech, libritts, "
+            "librilight, cmuarctic, ljspeech, vctk, yesno, fsdd. Text: enwik8, text8, wt103, wt2, lm1b, ptb, "
+            "bytes, chars, words."
         ),
     ] = None,
     root: Annotated[Path | None, typer.Option(help="Local copy of the known set.")] = None,
     download: Annotated[bool, typer.Option(help="Fetch the known speech set into --root first.")] = False,
     subset: Annotated[
         str | None,
-        typer.Option(help="Part of librispeech to fetch, besides dev-clean. [default: train-clean-100]"),
+        typer.Option(
+            help="Part to fetch. librispeech, libritts: besides dev-clean [default: train-clean-100]; "
+            "cmuarctic: the speaker [default: aew]."
+        ),
     ] = None,
     split: Annotated[
         str | None,
@@ -54,6 +61,14 @@ def prepare(
         float | None, typer.Option(help="Cut silence this far below each clip's loudest part.")
     ] = None,
     gain: Annotated[str, typer.Option(help="none, rms:DBFS or peak:DBFS.")] = "none",
+    variants: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Prepare each training recording so many times: as it is, then with speed within 8 %, level "
+            "within 6 dB and other frame bounds, always the same ones.",
+        ),
+    ] = 1,
     codec: Annotated[
         str | None,
         typer.Option(
@@ -65,6 +80,12 @@ def prepare(
         str | None, typer.Option(help="Folder of the codec's weights, or their name on Hugging Face's hub.")
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes. [default: by cores and files]")] = None,
+    ray: Annotated[
+        bool,
+        typer.Option(
+            "--ray", help="Encode on Ray: the cluster that RAY_ADDRESS names, else this machine; extra ray."
+        ),
+    ] = False,
     shard: Annotated[
         str | None,
         typer.Option(help="Prepare part i of n, as 2/8, into OUT.shard-2-of-8, here or on another machine."),
@@ -100,10 +121,16 @@ def prepare(
         if (source is None) == (root is None):
             raise ConfigError(f"--dataset {dataset} needs SOURCE, its archive, folder or file")
         of_audio = (subset, transcripts, trim_db, codec, weights, workers, shard)
-        if download or gain != "none" or any(option is not None for option in of_audio):
+        if (
+            download
+            or ray
+            or gain != "none"
+            or variants > 1
+            or any(option is not None for option in of_audio)
+        ):
             raise ConfigError(
-                "--download, --subset, --transcripts, --trim-db, --gain, --codec, --weights, --workers "
-                f"and --shard are for audio, {dataset} is a text"
+                "--download, --subset, --transcripts, --trim-db, --gain, --variants, --codec, --weights, "
+                f"--workers, --ray and --shard are for audio, {dataset} is a text"
             )
         options = {"split": split, "newlines": newlines, "strict": strict, "overwrite": overwrite}
         _prepare_text(dataset, source or str(root), out, options, as_json)
@@ -118,8 +145,9 @@ def prepare(
         raise ConfigError("--subset says what to fetch; give it with --download")
     if download:
         _download(dataset, root, subset)
-    options = {"split": split, "trim_db": trim_db, "gain": gain, "workers": workers, "shard": _shard(shard)}
-    options |= {"root": root if dataset else None, "strict": strict, "overwrite": overwrite}
+    options = {"split": split, "trim_db": trim_db, "gain": gain, "variants": variants, "workers": workers}
+    options |= {"ray": ray, "shard": _shard(shard), "root": root if dataset else None}
+    options |= {"strict": strict, "overwrite": overwrite}
     options |= {"transcripts": transcripts, "codec": parse_codec(codec or "mulaw", weights=weights)}
     _prepare_audio(dataset or source or "", out, options, as_json)
 

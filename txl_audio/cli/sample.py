@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Mapping
@@ -141,8 +142,11 @@ def transcribe(
         for count, file in enumerate(files, 1):
             codes = read_symbols(file, codec).reshape(-1, model.spec.symbols_per_frame)
             found.append({"path": str(file), "text": transcription(model, transcripts, codes)})
+            if not as_json:
+                print(f"{file}\t{found[-1]['text']}", flush=True)  # at once: a later file may be bad
             update(count, len(files), "files")
-    tell({"files": found}, "\n".join(f"{item['path']}\t{item['text']}" for item in found), as_json)
+    if as_json:
+        print(json.dumps({"files": found}))
 
 
 def _sound(
@@ -200,7 +204,7 @@ def _sound(
         "samples": made,
         "seconds": made / rate,
         "wall_s": wall_s,
-        "rtf": wall_s / max(1e-9, made / rate),
+        "rtf": wall_s * rate / made if made else None,
         "first_chunk_ms": 1000 * first_chunk_s,
         "level_dbfs": 10 * math.log10(max(1e-12, power / max(1, made))),
         "clipped_samples": clipped,
@@ -210,7 +214,9 @@ def _sound(
     if not raw:
         tell(
             figures,
-            f"{made / rate:.2f} s in {wall_s:.1f} s (real-time factor {figures['rtf']:.2f}), in {out}",
+            f"{made / rate:.2f} s in {wall_s:.1f} s"
+            + (f" (real-time factor {figures['rtf']:.2f})" if made else "")
+            + f", in {out}",
             as_json,
         )
 

@@ -129,10 +129,11 @@ class CodecTrainer:
                     self._record(reporter, recent, rate)
                     recent = []
                 ended = self.progress() >= 1
-                if self.at.step % c.validate_every == 0 and not ended:
-                    self._validate(reporter, c.validate_recordings)
+                # Saved first: what goes wrong in judging and drawing costs no training.
                 if self.at.step % c.save_every == 0 and not ended:
                     self.save()
+                if self.at.step % c.validate_every == 0 and not ended:
+                    self._validate(reporter, c.validate_recordings)
                 since = time.perf_counter()
             self.save()
             done = self.progress() >= 1 and not interrupted()

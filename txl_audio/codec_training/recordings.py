@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from txl_audio.codecs.rvq_model import SAMPLE_RATE_HZ
-from txl_audio.data.audio import load_audio
-from txl_audio.data.datasets import assign_splits, find_recordings
+from txl_audio.data.audio import resample
+from txl_audio.data.datasets import find_recordings
+from txl_audio.data.splits import assign_splits
 from txl_audio.tokens import DataError
 
 _FULL_SCALE = 32768
@@ -39,7 +40,8 @@ class Recordings:
         return float(self._ends[-1]) / SAMPLE_RATE_HZ
 
     def pieces(self, count: int, *, samples: int, draws: np.random.Generator) -> Tensor:
-        """Random pieces [count, samples], every sample as likely as any; silence after what is too short."""
+        """Random pieces [count, samples] of recordings, each as often as it is long; silence after what is
+        too short."""
         out = torch.zeros(count, samples)
         for row, at in zip(out, draws.integers(0, self._ends[-1], count), strict=True):
             pcm = self._pcm[np.searchsorted(self._ends, at, side="right")]
@@ -57,11 +59,12 @@ def read_recordings(source: str | Path, split: str) -> dict[str, Recordings]:
     recordings, rule = assign_splits(find_recordings(source), split)
     found: dict[str, Recordings] = {}
     for name in ("train", "val"):
-        paths = [r.path for r in recordings if r.split == name]
-        if not paths:
+        chosen = [r for r in recordings if r.split == name]
+        if not chosen:
             raise DataError(
                 f"{source} has no `{name}` recordings by {rule}, which training needs; give more recordings "
                 "or another split"
             )
-        found[name] = Recordings([load_audio(path, sample_rate_hz=SAMPLE_RATE_HZ) for path in paths])
+        read = (recording.read() for recording in chosen)
+        found[name] = Recordings([resample(r.pcm, from_hz=r.rate_hz, to_hz=SAMPLE_RATE_HZ) for r in read])
     return found

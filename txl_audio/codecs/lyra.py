@@ -208,7 +208,8 @@ class LyraConfig(Config):
 
 _ADVICE = (
     f"get the folder lyra/model_coeffs of github.com/google/lyra (Apache-2.0, 3.4 MB), with {_ENCODER}, "
-    f"{_QUANTIZER} and {_DECODER}, and name it with --weights DIR or the variable {WEIGHTS_VARIABLE}"
+    f"{_QUANTIZER} and {_DECODER}, and name it by the variable {WEIGHTS_VARIABLE}, with --weights DIR where "
+    "--codec is given, or as model.codec_weights in a run's config"
 )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from safetensors import SafetensorError
@@ -33,6 +34,9 @@ from txl_audio.codecs.rvq_model import (
 )
 from txl_audio.config import Config, validate
 from txl_audio.tokens import CheckpointError, ConfigError, TokenSpec, settings_hash
+
+# What is encoded or decoded at once: 30 s, so that hours of sound need little memory.
+_PIECE_FRAMES = 1500
 
 WEIGHTS_VARIABLE = "TXL_AUDIO_RVQ"
 """Environment variable with the run folder to use where none is given."""
@@ -66,7 +70,13 @@ class RvqCodec:
     @torch.inference_mode()
     def encode(self, pcm: Tensor) -> Tensor:
         """pcm [B, N] float -> codes [B, ceil(N / 320), K] int64; DataError for other shapes or types."""
-        return self.model.quantise(self.model.whole_latents(checked_pcm(pcm)))
+        pcm = checked_pcm(pcm)
+        pcm = F.pad(pcm, (0, -pcm.shape[1] % FRAME_SAMPLES + SIDE))
+        state, codes = self.model.encoder_state(len(pcm)), list[Tensor]()
+        for piece in pcm.split(_PIECE_FRAMES * FRAME_SAMPLES, dim=1):
+            latents, state = self.model.latents(piece, state)
+            codes.append(self.model.quantise(latents))
+        return torch.cat(codes, dim=1)
 
     @torch.inference_mode()
     def decode(self, codes: Tensor, *, samples: int | None = None) -> Tensor:
@@ -78,8 +88,9 @@ class RvqCodec:
         codes = checked_codes(codes, self.spec)
         if codes.numel() == 0:
             return first_samples(torch.zeros(codes.shape[0], codes.shape[1] * FRAME_SAMPLES), samples)
-        pcm = self.model.whole_sound(self.model.dequantise(codes))
-        return first_samples(pcm, samples)
+        decoder = self.stream_decoder()
+        pieces = [decoder.push(piece) for piece in codes.split(_PIECE_FRAMES, dim=1)]
+        return first_samples(torch.cat([*pieces, decoder.flush()], dim=1), samples)
 
     def stream_encoder(self) -> RvqStreamEncoder:
         """Encoder for one stream; a frame's codes come when 15 ms after it are known."""
@@ -157,8 +168,10 @@ class RvqConfig(Config):
         named = self.weights or os.environ.get(WEIGHTS_VARIABLE)
         if not named:
             raise ConfigError(
-                "the codec rvq needs the run folder of a codec training: give weights (--weights RUN) or set "
-                f"{WEIGHTS_VARIABLE}; `txl-audio train configs/codec/kathleen_rvq.yaml` makes one"
+                "the codec rvq needs the run folder of a codec training, as `txl-audio train "
+                "configs/codec/kathleen_rvq.yaml` makes one: name it by the variable "
+                f"{WEIGHTS_VARIABLE}, with --weights RUN beside --codec, or as model.codec_weights in "
+                "a run's config"
             )
         return load_codec(named)
 
@@ -173,7 +186,7 @@ def load_codec(folder: str | Path) -> RvqCodec:
         )
     try:
         run = OmegaConf.to_container(OmegaConf.load(config_path))
-    except (YAMLError, OmegaConfBaseException) as error:
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
         raise ConfigError(f"{config_path}: not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(run, dict) or run.get("kind") != "codec":
         raise CheckpointError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import soundfile
@@ -59,18 +60,34 @@ def read_audio(path: str | Path, *, channel: int | None = None) -> tuple[np.ndar
     if path.suffix.lower() in _NOT_READABLE:
         raise DataError(f"{path}: {path.suffix} files cannot be read; convert it to FLAC or WAV")
     try:
-        pcm, rate_hz = soundfile.read(path, dtype="float32", always_2d=True)
+        pcm, rate_hz = decode_audio(path)
+        return to_mono(pcm, channel=channel), rate_hz
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def decode_audio(file: Path | BinaryIO) -> tuple[np.ndarray, int]:
+    """An encoded file as (pcm [N, channels] float32, rate_hz). Raises DataError where it is none."""
+    try:
+        return soundfile.read(file, dtype="float32", always_2d=True)
     except (soundfile.SoundFileError, OSError, MemoryError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split()).rpartition(": ")[2] or type(error).__name__
-        raise DataError(f"{path}: not readable as audio: {reason}") from error
+        raise DataError(f"not readable as audio: {reason}") from error
+
+
+def to_mono(pcm: np.ndarray, *, channel: int | None = None) -> np.ndarray:
+    """pcm [N, channels] -> [N]: the mean, or one channel.
+
+    Raises DataError for no samples, samples that are not finite, and a channel that is not there.
+    """
     if len(pcm) == 0:
-        raise DataError(f"{path}: the file holds no samples")
+        raise DataError("the file holds no samples")
     if channel is not None and not 0 <= channel < pcm.shape[1]:
-        raise DataError(f"{path}: channel {channel} was asked for, the file has {pcm.shape[1]} (from 0)")
+        raise DataError(f"channel {channel} was asked for, the file has {pcm.shape[1]} (from 0)")
     mono = pcm.mean(axis=1) if channel is None else np.ascontiguousarray(pcm[:, channel])
     if not np.isfinite(mono).all():
-        raise DataError(f"{path}: the file has NaN or infinite samples")
-    return mono, int(rate_hz)
+        raise DataError("the file has NaN or infinite samples")
+    return mono
 
 
 def load_audio(path: str | Path, *, sample_rate_hz: int = 16_000, channel: int | None = None) -> np.ndarray:

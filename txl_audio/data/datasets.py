@@ -1,219 +1,61 @@
-"""What there is to prepare: recordings of a folder, a manifest or a named data set, and their splits.
+"""Where recordings come from, and the data sets that are known by name.
 
-Nothing here decodes audio. A new data set is one line in `DATASETS`.
+A new data set is one line in `DATASETS`.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
-import zlib
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
-from txl_audio.data.audio import find_audio
-from txl_audio.data.transcripts import folder_name, librispeech_text, ljspeech_text, read_transcripts
+from txl_audio.data.hub import HUB, is_saved, read_hub
+from txl_audio.data.manifests import is_shar, read_manifest, read_shar
+from txl_audio.data.recordings import Recording, list_folder
+from txl_audio.data.transcripts import (
+    arctic_text,
+    folder_name,
+    librispeech_text,
+    libritts_text,
+    ljspeech_text,
+)
 from txl_audio.tokens import ConfigError, DataError
-
-DEFAULT_SPLIT = "every-20th"
-
-
-@dataclass(frozen=True)
-class Recording:
-    """One audio file to prepare.
-
-    Attributes:
-        id: unique among its recordings.
-        path: where the file is.
-        source: the same, relative to the folder or manifest it was found with (POSIX).
-        split: official split, or the assigned one after `assign_splits`; None where there is none.
-        claim: (samples, rate_hz) that a manifest claims, checked when the file is read.
-        text: what is said in it; empty where that is not known.
-    """
-
-    id: str
-    path: Path
-    source: str
-    split: str | None = None
-    claim: tuple[int, int] | None = None
-    text: str = ""
 
 
 def find_recordings(source: str | Path, *, root: str | Path | None = None) -> list[Recording]:
-    """Recordings of a folder, of a manifest (.jsonl, .jsonl.gz), or of a data set with its `root`.
+    """Recordings of a folder, of a manifest, of a data set with its `root`, or of Hugging Face's `datasets`.
+
+    A folder holds audio files, Lhotse's Shar, or what `Dataset.save_to_disk` wrote; manifests are .jsonl or
+    .jsonl.gz of Lhotse; `hf:NAME` is what `datasets.load_dataset` loads by a folder or name of the hub, with
+    `hf:NAME:CONFIG` one of several configurations.
 
     Raises DataError where there is no such source or it has no audio.
     """
+    folder = Path(source)
     if root is not None:
         recordings = _list_dataset(str(source), Path(root))
-    elif Path(source).is_dir():
-        recordings = _list_folder(Path(source), lambda name: True)
-    elif Path(source).is_file() and re.search(r"\.jsonl(\.gz)?$", str(source)):
+    elif str(source).startswith(HUB):
+        recordings = read_hub(str(source).removeprefix(HUB))
+    elif folder.is_dir() and is_shar(folder):
+        recordings = read_shar(folder)
+    elif folder.is_dir() and is_saved(folder):
+        recordings = read_hub(str(folder))
+    elif folder.is_dir():
+        recordings = list_folder(folder, lambda name: True)
+    elif folder.is_file() and re.search(r"\.jsonl(\.gz)?$", str(source)):
         recordings = read_manifest(source)
     elif str(source) in DATASETS:
         raise DataError(f"data set {source!r} needs the folder of its local copy: give its root")
     else:
         raise DataError(
             f"nothing to prepare at {source}; expected a folder of audio files, a .jsonl or .jsonl.gz "
-            f"manifest, or a data set with its root: {', '.join(DATASETS)}"
+            f"manifest, {HUB}NAME of Hugging Face's datasets, or a data set with its root: "
+            f"{', '.join(DATASETS)}"
         )
     if not recordings:
         raise DataError(f"no audio in {root if root is not None else source}")
     return recordings
-
-
-def _list_folder(folder: Path, keep: Callable[[PurePosixPath], bool]) -> list[Recording]:
-    """Recordings below a folder. Ids are relative paths, without suffix where that names one file only."""
-    paths = [path for path in find_audio(folder) if keep(PurePosixPath(path.relative_to(folder).as_posix()))]
-    names = [PurePosixPath(path.relative_to(folder).as_posix()) for path in paths]
-    stems = [str(name.with_suffix("")) for name in names]
-    # A stem may also be another file's whole name: a.wav.wav beside a.wav and a.flac.
-    count = Counter(stems) + Counter(map(str, names))
-    return [
-        Recording(id=stem if count[stem] == 1 else str(name), path=path, source=str(name))
-        for path, name, stem in zip(paths, names, stems, strict=True)
-    ]
-
-
-def read_manifest(path: str | Path) -> list[Recording]:
-    """Recordings of a Lhotse manifest: one JSON object a line, of one source of type `file` each.
-
-    Relative sources are looked up beside the manifest, then in the working directory. An extra
-    field `split` is the official split. Raises DataError naming the line for anything else,
-    among it transforms that change what is heard (resampling is repeated from the file itself).
-    """
-    path = Path(path)
-    try:
-        content = path.read_bytes()
-        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is not readable as a manifest: {error}") from error
-    recordings: dict[str, Recording] = {}
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            recording = _from_manifest(json.loads(line), path.parent)
-        except DataError as error:
-            raise DataError(f"{path}:{number}: {error}") from error
-        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            raise DataError(
-                f"{path}:{number}: no Lhotse recording ({type(error).__name__}: {error}); expected the "
-                "fields id, sources, sampling_rate, num_samples and duration"
-            ) from error
-        if recording.id in recordings:
-            raise DataError(f"{path}:{number}: a second recording is called {recording.id!r}")
-        recordings[recording.id] = recording
-    return list(recordings.values())
-
-
-def _from_manifest(item: dict[str, Any], beside: Path) -> Recording:
-    if len(item["sources"]) != 1 or item["sources"][0]["type"] != "file":
-        kinds = [source["type"] for source in item["sources"]]
-        raise DataError(f"recording {item['id']!r} has sources {kinds}, expected one of type 'file'")
-    transforms = [transform["name"] for transform in item.get("transforms") or ()]
-    if set(transforms) - {"Resample"}:
-        raise DataError(f"recording {item['id']!r} has transforms {transforms}; store it as a file first")
-    claim = (int(item["num_samples"]), int(item["sampling_rate"]))
-    if abs(claim[0] / claim[1] - float(item["duration"])) > 1 / claim[1]:
-        raise DataError(f"recording {item['id']!r}: duration and num_samples / sampling_rate differ")
-    source = str(item["sources"][0]["source"])
-    near = beside / source
-    return Recording(
-        id=str(item["id"]),
-        path=near if near.is_file() else Path(source),
-        source=source,
-        split=item.get("split"),
-        claim=claim,
-    )
-
-
-def with_transcripts(recordings: list[Recording], path: str | Path) -> list[Recording]:
-    """Recordings with what `path` says of them, by id or base name; see `read_transcripts`.
-
-    Raises DataError where one is not there.
-    """
-    texts = read_transcripts(path)
-    found = [texts.get(r.id) or texts.get(PurePosixPath(r.source).stem) for r in recordings]
-    missing = [r.id for r, text in zip(recordings, found, strict=True) if text is None]
-    if missing:
-        raise DataError(
-            f"{path} has no transcript of {len(missing)} of {len(recordings)} recordings (first: "
-            f"{missing[0]}); add them, or take the files away"
-        )
-    return [replace(r, text=str(text)) for r, text in zip(recordings, found, strict=True)]
-
-
-def assign_splits(recordings: list[Recording], rule: str | None) -> tuple[list[Recording], str]:
-    """Recordings with their splits, and the rule that was used.
-
-    Rules:
-        `every-Nth`: base names sorted; number i is `val` where i % N is 0, `test` where it is
-            N // 2, `train` otherwise. Files count whether or not they turn out to be readable.
-            A single file is thus `val`, and fewer than N // 2 + 1 give no `test`.
-        `lists:DIR`: files train.txt, val.txt and test.txt of ids or relative paths; recordings in
-            no list are left out.
-        `official`: the data set's or manifest's own.
-        `all:NAME`: one split for everything.
-        None: `official` where every recording has one, `every-20th` otherwise.
-
-    Raises ConfigError for another rule, DataError where the rule does not fit the recordings.
-    """
-    if rule is None:
-        rule = "official" if all(r.split is not None for r in recordings) else DEFAULT_SPLIT
-    kind, _, value = rule.partition(":")
-    every = re.fullmatch(r"every-(\d+)(?:st|nd|rd|th)", rule)
-    if every and int(every[1]) >= 3:
-        return _every_nth(recordings, int(every[1])), rule
-    if rule == "official":
-        without = [r.id for r in recordings if r.split is None]
-        if without:
-            raise DataError(
-                f"no official split is known for {len(without)} of {len(recordings)} recordings "
-                f"(first: {without[0]}); use every-20th or lists:DIR"
-            )
-        return recordings, rule
-    if kind == "lists" and value:
-        return _from_lists(recordings, Path(value)), rule
-    if kind == "all" and value:
-        return [replace(r, split=value) for r in recordings], rule
-    raise ConfigError(
-        f"no split rule {rule!r}; expected every-20th (N at least 3), lists:DIR, official or all:NAME"
-    )
-
-
-def _every_nth(recordings: list[Recording], n: int) -> list[Recording]:
-    order = sorted(recordings, key=lambda r: (PurePosixPath(r.source).stem, r.source, r.id))
-    split = {r.id: {0: "val", n // 2: "test"}.get(i % n, "train") for i, r in enumerate(order)}
-    return [replace(r, split=split[r.id]) for r in recordings]
-
-
-def _from_lists(recordings: list[Recording], folder: Path) -> list[Recording]:
-    split_of: dict[str, str] = {}
-    for name in ("train", "val", "test"):
-        path = folder / f"{name}.txt"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        for entry in filter(None, (line.strip() for line in lines)):
-            if split_of.setdefault(entry, name) != name:
-                raise DataError(f"{entry!r} is listed in {split_of[entry]}.txt and {name}.txt of {folder}")
-    if not split_of:
-        raise DataError(f"no split lists in {folder}; expected train.txt, val.txt or test.txt with ids")
-    chosen = []
-    for r in recordings:
-        splits = {split_of.pop(entry) for entry in {r.id, r.source} if entry in split_of}
-        if len(splits) > 1:
-            raise DataError(f"{r.id!r} is listed in {' and '.join(sorted(splits))} of {folder}")
-        chosen += [replace(r, split=splits.pop())] if splits else []
-    if split_of:
-        raise DataError(
-            f"{len(split_of)} entries of the lists in {folder} are no recordings "
-            f"(first: {next(iter(split_of))!r}); list ids or relative paths"
-        )
-    return chosen
 
 
 @dataclass(frozen=True)
@@ -242,7 +84,7 @@ def _list_dataset(name: str, root: Path) -> list[Recording]:
     if not root.is_dir():
         raise DataError(f"no folder at {root}; expected a local copy of {name}")
     base = next((root / f for f in dataset.folders if (root / f).is_dir()), root)
-    recordings = _list_folder(base, dataset.keep)
+    recordings = list_folder(base, dataset.keep)
     if not recordings:
         raise DataError(f"no files of {name} in {base}; expected the layout of its archive")
     if dataset.text is not None:
@@ -278,7 +120,9 @@ def _librispeech_splits(base: Path) -> Callable[[PurePosixPath], str]:
             for prefix, name in (("train-", "train"), ("dev-", "val"), ("test-", "test")):
                 if part.startswith(prefix):
                     return name
-        raise DataError(f"{path} lies in no train-*, dev-* or test-* folder of LibriSpeech")
+        raise DataError(
+            f"{path} lies in no train-*, dev-* or test-* folder, which LibriSpeech and LibriTTS have"
+        )
 
     return split
 
@@ -322,6 +166,23 @@ DATASETS: dict[str, DataSet] = {
         subsets=("train-clean-100", "dev-clean"),
         text=librispeech_text,
     ),
+    "libritts": DataSet(
+        ("LibriTTS",),
+        lambda p: True,
+        _librispeech_splits,
+        "LIBRITTS",
+        subsets=("train-clean-100", "dev-clean"),
+        text=libritts_text,
+    ),
+    # The 10 hours with texts of Libri-Light.
+    "librilight": DataSet(("librispeech_finetuning",), torchaudio="LibriLightLimited", text=librispeech_text),
+    "cmuarctic": DataSet(
+        ("ARCTIC",),
+        lambda p: p.parent.name == "wav",
+        torchaudio="CMUARCTIC",
+        subsets=("aew",),
+        text=arctic_text,
+    ),
     "ljspeech": DataSet(("LJSpeech-1.1/wavs", "wavs"), torchaudio="LJSPEECH", text=ljspeech_text),
     # Two microphones heard every sentence; both would put the same words into two splits.
     "vctk": DataSet(
@@ -347,9 +208,10 @@ DATASETS: dict[str, DataSet] = {
 def download(name: str, root: str | Path, *, subset: str | None = None) -> Path:
     """Downloads a data set with torchaudio and returns the root for `find_recordings`.
 
-    `subset` is the part of LibriSpeech to fetch instead of `train-clean-100`; `dev-clean`, its
-    `val`, always comes along. Raises ConfigError for a subset of another set, DataError where there
-    is no downloader, torchaudio is missing or the download fails.
+    `subset` is the part to fetch of LibriSpeech or LibriTTS instead of `train-clean-100`, where `dev-clean`,
+    the `val`, always comes along; of CMU ARCTIC, the speaker instead of `aew`. Raises ConfigError for a
+    subset of another set, DataError where there is no downloader, torchaudio is missing or the download
+    fails.
     """
     dataset, root = _dataset(name), Path(root)
     if dataset.torchaudio is None:

@@ -1,4 +1,4 @@
-"""Audio files to shards: every file is read, resampled, trimmed, scaled, encoded and appended.
+"""Audio files to shards: every file is encoded (see `encode`) and appended.
 
 Files are worked on by several processes and written by one, in the order they were listed, so
 that the result has the same bytes for any number of workers.
@@ -9,23 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import soundfile
-import torch
 
-from txl_audio.codecs.mulaw import MuLawCodec, clipped_count
+from txl_audio.codecs.mulaw import MuLawCodec
 from txl_audio.data import audio
-from txl_audio.data.datasets import Recording, assign_splits, find_recordings, with_transcripts
+from txl_audio.data.datasets import find_recordings
+from txl_audio.data.encode import Prepared, Settings, encoded
+from txl_audio.data.encode_on_ray import encoded_on_ray
 from txl_audio.data.prepared import (
     MANIFEST_FILE,
     PrepareReport,
@@ -38,36 +33,15 @@ from txl_audio.data.prepared import (
     require_own,
     shard_folder,
 )
+from txl_audio.data.recordings import Recording, with_transcripts
 from txl_audio.data.shard_writer import ShardWriter, finish_interrupted
-from txl_audio.data.shards import Document, symbol_dtype
+from txl_audio.data.shards import Document
+from txl_audio.data.splits import assign_splits
+from txl_audio.data.variants import VARIATION, with_variants
 from txl_audio.tokens import Codec, ConfigError, DataError, TokenSpec, settings_hash
 
-# Starting a process costs seconds, for which one process prepares hundreds of short files.
-_FILES_PER_WORKER = 1024
-
 Progress = Callable[[int, int, float], None]
-"""Called after every file with (files done, files in all, seconds of audio so far)."""
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """What a worker needs besides the file."""
-
-    codec: Codec
-    trim_db: float | None
-    gain: str
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """One file's result, on its way from a worker to the writer."""
-
-    symbols: np.ndarray
-    fields: dict[str, Any] = field(default_factory=dict)
-    """Fields of `Document` that depend on the file's content."""
-    samples: int = 0
-    """Length at the codec's rate, before trimming."""
-    channels: int = 1
+"""Called after every recording and variant with (done, in all, seconds of audio so far)."""
 
 
 def prepare(
@@ -80,7 +54,9 @@ def prepare(
     split: str | None = None,
     trim_db: float | None = None,
     gain: str = "none",
+    variants: int = 1,
     workers: int | None = None,
+    ray: bool = False,
     shard: tuple[int, int] | None = None,
     strict: bool = False,
     overwrite: bool = False,
@@ -91,11 +67,12 @@ def prepare(
     An interrupted run leaves `OUT.partial`, which the same call continues. A call that would make
     what is already there returns at once (`unchanged`); where the same files have new content, they
     are prepared again. The folder also gets `vocabulary.json`
-    where anything is known of what is said, `manifest.jsonl` (accepted files, Lhotse's fields and
-    no others, so without splits; lengths at the codec's rate) and `rejected.json`.
+    where anything is known of what is said, `manifest.jsonl` (accepted files that are recordings as a
+    whole; Lhotse's fields and no others, so without splits; lengths at the codec's rate) and `rejected.json`.
 
     Args:
-        source: folder of audio, Lhotse recording manifest, or with `root` the name of a data set.
+        source: folder of audio, manifest or another source, see `datasets.find_recordings`; with `root`
+            the name of a data set.
         out: shard folder to write.
         codec: mu-law where None.
         root: folder of the data set's local copy.
@@ -104,8 +81,11 @@ def prepare(
         split: see `datasets.assign_splits`.
         trim_db: cut silence this far below the loudest part of each clip; None keeps everything.
         gain: see `audio.gain_factor`; `none` leaves levels as they are.
+        variants: how often each recording of `train` is prepared: as it is, then a little different, see
+            `variants.vary`; always in the same ways, and with the same text.
         workers: processes; None chooses by the number of files and processors. With more than one,
             scripts need the usual `if __name__ == "__main__":`.
+        ray: work on a Ray cluster, see `encode_on_ray`; the shards have the same bytes.
         shard: (i, n) prepares the i-th of n parts of the same set, from 1, into
             `shard_folder(out, i, n)`, here or on another machine; `merge.merge` joins them. Splits are those
             of the whole.
@@ -134,12 +114,15 @@ def prepare(
         "quantiser": getattr(codec, "description", spec.name),
         "split": split,
     }
+    groups = with_variants(recordings, variants)
+    if variants > 1:
+        preparation |= {"variants": variants, "variation": VARIATION}
     identity, request = whole = _identity_and_request(recordings, spec, preparation)
     origin = str(source) if root is None else f"{source} in {root}"
     out = Path(out)
     if shard is not None:
         out = shard_folder(out, *shard)
-        recordings = _share(recordings, *shard)
+        groups = _share(groups, *shard)
         identity, request = (settings_hash({"whole": name, "shard": shard}) for name in whole)
     finish_interrupted(out)
     made = how_it_was_made(out)
@@ -151,7 +134,8 @@ def prepare(
     if not overwrite:
         require_own(out, made, identity, origin)
 
-    settings = _Settings(codec=codec, trim_db=trim_db, gain=gain)
+    settings = Settings(codec=codec, trim_db=trim_db, gain=gain)
+    recordings = [recording for group in groups for recording in group]
     rejected: list[Rejected] = []
     empty = shard is not None  # all that is good may lie in the others
     with ShardWriter(
@@ -159,29 +143,33 @@ def prepare(
     ) as writer:
         manifest_path = writer.folder / MANIFEST_FILE
         if writer.documents:
-            _cut_manifest(manifest_path, writer.documents)
+            _cut_manifest(manifest_path, writer.documents, {r.id for r in recordings if _is_file(r)})
         done = {document.id for document in writer.documents}
         todo = [r for r in recordings if r.id not in done]
         seconds = sum(d.frames for d in writer.documents) / spec.frame_rate_hz
         with (
             open(manifest_path, "a", encoding="utf-8") as manifest,
-            closing(_work(todo, settings, workers)) as results,
+            closing((encoded_on_ray if ray else encoded)(todo, settings, workers)) as results,
         ):
             for count, (recording, result) in enumerate(zip(todo, results, strict=True), len(done) + 1):
                 if isinstance(result, str):
-                    rejected.append(Rejected(recording.source, result))
+                    item = Rejected(recording.source, result)
+                    if item not in rejected[-1:]:  # a file says so once, its variants not again
+                        rejected.append(item)
                     if strict:
-                        raise DataError(str(rejected[-1]))
+                        raise DataError(str(item))
                 else:
-                    # First the manifest, then the journal: a document on disk always has its line.
-                    manifest.write(json.dumps(_manifest_item(recording, result, spec)) + "\n")
-                    manifest.flush()
+                    if _is_file(recording):
+                        # First the manifest, then the journal: a recording on disk always has its line.
+                        manifest.write(json.dumps(_manifest_item(recording, result, spec)) + "\n")
+                        manifest.flush()
                     document = writer.append(
                         result.symbols,
                         id=recording.id,
                         split=str(recording.split),
                         source=recording.source,
                         text=recording.text,
+                        speaker=recording.speaker,
                         **result.fields,
                     )
                     seconds += document.frames / spec.frame_rate_hz
@@ -206,7 +194,9 @@ def _identity_and_request(
     identity = hashlib.sha256(json.dumps([spec.to_json(), preparation], sort_keys=True).encode())
     states = []
     for r in recordings:
-        said = [r.text] if r.text else []
+        said: list[Any] = [r.text] if r.text else []
+        if r.speaker or r.part is not None:
+            said = [r.text, r.speaker, repr(r.part)]
         facts = [r.id, str(r.path.absolute()), r.source, r.split, r.claim, *said]
         identity.update(json.dumps(facts).encode())
         stat = r.path.stat() if r.path.is_file() else None
@@ -215,34 +205,40 @@ def _identity_and_request(
     return identity.hexdigest(), request.hexdigest()
 
 
-def _share(recordings: list[Recording], number: int, of: int) -> list[Recording]:
+def _share(groups: list[list[Recording]], number: int, of: int) -> list[list[Recording]]:
     """The number-th of so many parts, one after another, so that joining them is writing one after another.
 
     Raises ConfigError where there is no such part.
     """
-    if not 1 <= number <= of <= len(recordings):
+    if not 1 <= number <= of <= len(groups):
         raise ConfigError(
-            f"shard {number}/{of} of {len(recordings)} recordings; expected i/n with i from 1 to n, and at "
+            f"shard {number}/{of} of {len(groups)} recordings; expected i/n with i from 1 to n, and at "
             "least one recording for each"
         )
-    begin, end = (len(recordings) * i // of for i in (number - 1, number))
-    return recordings[begin:end]
+    begin, end = (len(groups) * i // of for i in (number - 1, number))
+    return groups[begin:end]
 
 
-def _cut_manifest(path: Path, documents: Sequence[Document]) -> None:
-    """Leaves the lines of the documents an interrupted run had written; one more may stand last."""
+def _cut_manifest(path: Path, documents: Sequence[Document], files: set[str]) -> None:
+    """Leaves the lines of the `files` an interrupted run had written; one more may stand last."""
+    written = [document.id for document in documents if document.id in files]
     try:
         with open(path, "rb") as file:
-            lines = [file.readline() for _ in documents]
+            lines = [file.readline() for _ in written]
         ids = [json.loads(line)["id"] for line in lines]
     except (OSError, ValueError, KeyError, TypeError):
         ids = []
-    if ids != [document.id for document in documents]:
+    if ids != written:
         raise DataError(f"{path.parent} is damaged; delete it and prepare again")
     os.truncate(path, sum(map(len, lines)))
 
 
-def _manifest_item(recording: Recording, result: _Prepared, spec: TokenSpec) -> dict[str, Any]:
+def _is_file(recording: Recording) -> bool:
+    """Whether it stands in the manifest, which describes files as they are."""
+    return recording.part is None and not recording.variant
+
+
+def _manifest_item(recording: Recording, result: Prepared, spec: TokenSpec) -> dict[str, Any]:
     rate_hz = spec.sample_rate_hz
     item: dict[str, Any] = {
         "id": recording.id,
@@ -262,100 +258,3 @@ def _manifest_item(recording: Recording, result: _Prepared, spec: TokenSpec) -> 
         kwargs = {"source_sampling_rate": source_hz, "target_sampling_rate": rate_hz}
         item["transforms"] = [{"name": "Resample", "kwargs": kwargs}]
     return item
-
-
-def _prepare_one(recording: Recording, settings: _Settings) -> _Prepared | str:
-    """One file's symbols, or the reason why it cannot be used."""
-    try:
-        return _encode(recording, settings)
-    except DataError as error:
-        return str(error).removeprefix(f"{recording.path}: ")
-    except (OSError, MemoryError) as error:
-        return f"{type(error).__name__}: {error}"
-
-
-def _encode(recording: Recording, settings: _Settings) -> _Prepared:
-    spec = settings.codec.spec
-    pcm, rate_hz = audio.read_audio(recording.path)
-    if recording.claim is not None:
-        _check_claim(len(pcm), rate_hz, *recording.claim)
-    pcm = audio.resample(pcm, from_hz=rate_hz, to_hz=spec.sample_rate_hz)
-    samples, kept = len(pcm), None
-    if settings.trim_db is not None:
-        kept = audio.trim(pcm, settings.trim_db, sample_rate_hz=spec.sample_rate_hz)
-        if kept == (0, 0):
-            raise DataError("only silence, nothing is left after trimming")
-        pcm = pcm[kept[0] : kept[1]]
-    gain = audio.gain_factor(pcm, settings.gain)
-    if gain != 1.0:
-        pcm = pcm * np.float32(gain)
-    clipped = clipped_count(pcm)
-    codes = settings.codec.encode(torch.from_numpy(pcm.clip(-1, 1))[None])[0].numpy()
-    if spec.modality == "waveform":
-        # The flat stream: what fills the last frame is no part of the recording.
-        codes = codes.reshape(-1, 1)[: len(pcm)]
-    fields = {
-        "sha256": audio.file_sha256(recording.path),
-        "sample_rate_hz": rate_hz,
-        "gain": gain,
-        "trim": kept,
-        "clipped": clipped,
-    }
-    return _Prepared(
-        symbols=codes.astype(symbol_dtype(spec.vocab_size)),
-        fields=fields,
-        samples=samples,
-        channels=soundfile.info(recording.path).channels,
-    )
-
-
-def _check_claim(samples: int, rate_hz: int, claimed: int, claimed_hz: int) -> None:
-    expected = audio.resampled_length(samples, from_hz=rate_hz, to_hz=claimed_hz)
-    # Other tools round lengths after resampling to the nearest; the file itself leaves no doubt.
-    if abs(expected - claimed) > (0 if rate_hz == claimed_hz else 1):
-        raise DataError(
-            f"the manifest says {claimed} samples at {claimed_hz} Hz, the file has {samples} at {rate_hz} Hz"
-        )
-
-
-def _work(
-    recordings: Sequence[Recording], settings: _Settings, workers: int | None
-) -> Generator[_Prepared | str, None, None]:
-    """Results in the order of the recordings; a bounded number is held at a time."""
-    if workers is None:
-        workers = min(os.cpu_count() or 1, len(recordings) // _FILES_PER_WORKER)
-    if workers <= 1:
-        yield from (_prepare_one(recording, settings) for recording in recordings)
-        return
-    pool = ProcessPoolExecutor(
-        workers, mp_context=get_context("spawn"), initializer=_start_worker, initargs=(settings,)
-    )
-    pending: deque[Future[_Prepared | str]] = deque()
-    try:
-        for recording in recordings:
-            pending.append(pool.submit(_run_in_worker, recording))
-            if len(pending) >= 4 * workers:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    except BrokenProcessPool as error:
-        raise DataError(
-            "a worker process ended unexpectedly; with little memory use fewer workers, in a script call "
-            "prepare below `if __name__ == '__main__':`, then run again to continue"
-        ) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-_worker_settings: _Settings | None = None
-
-
-def _start_worker(settings: _Settings) -> None:
-    global _worker_settings
-    _worker_settings = settings
-    torch.set_num_threads(1)  # the processes are the parallelism
-
-
-def _run_in_worker(recording: Recording) -> _Prepared | str:
-    assert _worker_settings is not None
-    return _prepare_one(recording, _worker_settings)

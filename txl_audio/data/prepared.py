@@ -34,7 +34,7 @@ class PrepareReport:
 
     Attributes:
         out: the shard folder.
-        documents: accepted files.
+        documents: accepted files, and variants of them.
         samples: samples of audio in them.
         seconds: audio per split.
         clipped: samples that were clipped to [-1, 1].

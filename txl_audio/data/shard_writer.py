@@ -110,6 +110,7 @@ class ShardWriter:
         trim: tuple[int, int] | None = None,
         clipped: int = 0,
         text: str = "",
+        speaker: str = "",
     ) -> Document:
         """Adds a document: symbols [frames, K], or [frames] where K is 1, of any integer type.
 
@@ -143,6 +144,7 @@ class ShardWriter:
             trim=trim,
             clipped=clipped,
             text=text,
+            speaker=speaker,
         )
         self._files[-1] += frames
         self._tokens.flush()

@@ -48,12 +48,13 @@ class Document:
         frames: number of frames, at least 1.
         split: `train`, `val`, `test` or another name.
         source: path of the source file, relative to what was prepared.
-        sha256: of the source file's bytes.
+        sha256: of the source file's bytes, or those of its part; of a cut, of its samples.
         sample_rate_hz: of the source file, 0 for text.
         gain: linear factor that was applied.
         trim: [start, end) samples that were kept, at the prepared rate; None where not trimmed.
         clipped: samples beyond [-1, 1] after the gain.
         text: what is said in a recording; empty where that is not known.
+        speaker: who says it; empty where that is not known.
     """
 
     id: str
@@ -67,12 +68,13 @@ class Document:
     trim: tuple[int, int] | None = None
     clipped: int = 0
     text: str = ""
+    speaker: str = ""
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Document:
         """Raises KeyError or TypeError where `value` is no document."""
         known = {f.name for f in fields(cls)}
-        if set(value) | {"text"} != known:
+        if set(value) | {"text", "speaker"} != known:
             raise KeyError(f"document fields {sorted(value)}, expected {sorted(known)}")
         trim = value["trim"]
         return cls(**{**value, "trim": None if trim is None else (int(trim[0]), int(trim[1]))})

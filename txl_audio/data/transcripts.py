@@ -89,7 +89,8 @@ def read_transcripts(path: str | Path) -> dict[str, str]:
     if re.search(r"\.jsonl(\.gz)?$", path.name):
         return _read_supervisions(path)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # With the mark that some programs put before UTF-8; other separators of lines are part of a text.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is not readable as transcripts: {error}") from error
     texts: dict[str, str] = {}
@@ -117,14 +118,15 @@ def _read_supervisions(path: Path) -> dict[str, str]:
             continue
         try:
             item = json.loads(line)
-            start, text = float(item["start"]), str(item["text"]).strip()
+            start, text = float(item["start"]), str(item["text"] or "").strip()
             segments.setdefault(str(item["recording_id"]), []).append((start, text))
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"{path}:{number}: no Lhotse supervision ({type(error).__name__}: {error}); expected the "
                 "fields recording_id, start and text"
             ) from error
-    return {id: " ".join(text for _, text in sorted(said) if text) for id, said in segments.items()}
+    texts = {id: " ".join(text for _, text in sorted(said) if text) for id, said in segments.items()}
+    return {id: text for id, text in texts.items() if text}
 
 
 def ljspeech_text(base: Path) -> Callable[[PurePosixPath], str]:
@@ -138,8 +140,30 @@ def librispeech_text(base: Path) -> Callable[[PurePosixPath], str]:
     """Every chapter's folder has one file of lines: utterance, blank, text."""
     texts: dict[str, str] = {}
     for file in sorted(base.rglob("*.trans.txt")):
-        texts |= dict(line.split(" ", 1) for line in file.read_text(encoding="utf-8").splitlines() if line)
+        for line in file.read_text(encoding="utf-8").split("\n"):
+            id, _, text = line.partition(" ")
+            texts[id] = text.strip()
     return lambda path: texts.get(path.stem, "")
+
+
+def libritts_text(base: Path) -> Callable[[PurePosixPath], str]:
+    """A file beside each recording, with numbers and abbreviations written out."""
+
+    def text(path: PurePosixPath) -> str:
+        file = (base / path).with_suffix(".normalized.txt")
+        return file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+
+    return text
+
+
+def arctic_text(base: Path) -> Callable[[PurePosixPath], str]:
+    """Every speaker has one file of lines: ( name "text" ), which stands beside the folder of sound."""
+    texts: dict[tuple[Path, str], str] = {}
+    for file in sorted(base.rglob("etc/txt.done.data")):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            if match := re.fullmatch(r'\(\s*(\S+)\s+"(.*)"\s*\)', line.strip()):
+                texts[file.parent.parent, match[1]] = match[2].replace('\\"', '"').strip()
+    return lambda path: texts.get(((base / path).parent.parent, path.stem), "")
 
 
 def folder_name(base: Path) -> Callable[[PurePosixPath], str]:

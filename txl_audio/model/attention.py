@@ -12,17 +12,14 @@ q [H, B, T, d], k and v [H, B, K, d], seen [B, T, K] bool (B may be 1), result [
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from txl_audio.model.positions import Terms
-
-LONG_MEMORY = 2048
-"""Keys from which `auto` prefers the shift-free form on a GPU."""
+from txl_audio.model.shifted import shifted_attention, shifted_view
 
 Backend = Literal["auto", "reference", "shifted", "biased", "shift_free"]
 
@@ -30,17 +27,12 @@ Backend = Literal["auto", "reference", "shifted", "biased", "shift_free"]
 def attend(
     q: Tensor, k: Tensor, v: Tensor, terms: Terms | None, seen: Tensor, *, dropout: float, backend: Backend
 ) -> Tensor:
-    """Attention by the chosen path; all compute the same, `auto` picks by device and length."""
+    """Attention by the chosen path; all compute the same, `auto` picks by device and purpose."""
     if backend == "auto":
-        # The shift-free form makes heads wider by d_model, and in return builds no T x K matrix: on a
-        # GPU with a long memory that is the better bargain. On a CPU the shifted form was faster.
-        long = q.is_cuda and k.size(2) >= LONG_MEMORY
-        if long and can_be_shift_free(terms):
-            backend = "shift_free"
-        else:
-            # Without gradients the fused kernel is twice as fast on a CPU as products and a softmax.
-            scoring = q.device.type == "cpu" and not torch.is_grad_enabled()
-            backend = "biased" if scoring else "shifted"
+        # Without gradients the fused kernel is twice as fast on a CPU as products and a softmax. The
+        # shift-free form makes heads wider by d_model, many times the arithmetic of large models.
+        scoring = q.device.type == "cpu" and not torch.is_grad_enabled()
+        backend = "biased" if scoring else "shifted"
     path: Callable[..., Tensor] = {
         "reference": reference_attention,
         "shifted": shifted_attention,
@@ -80,116 +72,6 @@ def reference_attention(
     score = score.masked_fill(~seen, float("-inf"))
     weight = F.dropout(score.softmax(-1), dropout).to(v.dtype)
     return torch.einsum("hbtk,hbkd->hbtd", weight, v)
-
-
-def shifted_attention(
-    q: Tensor, k: Tensor, v: Tensor, terms: Terms | None, seen: Tensor, *, dropout: float
-) -> Tensor:
-    """The same with the paper's shift (appendix B) as a zero-copy view and a hand-written gradient.
-
-    Position scores are computed once per distance; reading the buffer with a row stride one shorter
-    than its rows lines them up with the keys. Under autocast everything runs in its dtype, with the
-    sums inside softmax in float32.
-    """
-    kind = q.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else q.dtype
-    mask = torch.zeros(seen.shape, dtype=dtype, device=q.device).masked_fill_(~seen, float("-inf"))
-    # Scaling the queries is cheaper than scaling the scores.
-    q, scale = q.to(dtype), q.size(-1) ** -0.5
-    content_query, position_query, r, bias = q * scale, None, None, None
-    if terms is not None:
-        content_query = (q + terms.u[:, None, None].to(dtype)) * scale
-        position_query = (q if terms.v is None else q + terms.v[:, None, None].to(dtype)) * scale
-        # Ordered from the farthest to distance 0, so that the shifted rows run along the keys.
-        r = terms.r.to(dtype).flip(1)
-        bias = None if terms.b is None else (terms.b * scale).to(dtype).flip(1)
-    with torch.autocast(kind, enabled=False):
-        return _Shifted.apply(  # pyright: ignore[reportUnknownMemberType, reportReturnType]
-            content_query, position_query, k.to(dtype), v.to(dtype), r, bias, mask, dropout
-        )
-
-
-class _Shifted(torch.autograd.Function):
-    """softmax(content_query k^T + shift(position_query r^T + bias) + mask) v, the queries scaled."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        content_query: Tensor,
-        position_query: Tensor | None,
-        k: Tensor,
-        v: Tensor,
-        r: Tensor | None,
-        bias: Tensor | None,
-        mask: Tensor,
-        dropout: float,
-    ) -> Tensor:
-        heads, lanes, queries, width = content_query.shape
-        keys = k.size(2)
-        score = torch.empty(heads, lanes, queries, keys, dtype=k.dtype, device=k.device)
-        if position_query is None or r is None:
-            score.copy_(mask.expand_as(score))
-        else:
-            by_distance = torch.bmm(position_query.reshape(heads, -1, width), r.mT)
-            if bias is not None:
-                by_distance += bias[:, None]
-            torch.add(mask, shifted_view(by_distance.view_as(score), keys), out=score)
-        flat = score.view(heads * lanes, queries, keys)
-        flat.baddbmm_(content_query.reshape(-1, queries, width), k.reshape(-1, keys, width).mT)
-        weight = torch.softmax(flat, -1)
-        kept, dropped = torch.native_dropout(weight, dropout, True) if dropout > 0 else (weight, None)
-        ctx.save_for_backward(content_query, position_query, k, v, r, weight, dropped)
-        ctx.dropout, ctx.has_bias = dropout, bias is not None
-        return torch.bmm(kept, v.reshape(-1, keys, width)).view_as(content_query)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        content_query, position_query, k, v, r, weight, dropped = ctx.saved_tensors
-        heads, lanes, queries, width = content_query.shape
-        keys = k.size(2)
-        grad = grads[0].reshape(-1, queries, width)
-        kept = weight if dropped is None else weight * dropped / (1 - ctx.dropout)
-        grad_v = torch.bmm(kept.mT, grad).view_as(v)
-        grad_weight = torch.bmm(grad, v.reshape(-1, keys, width).mT)
-        if dropped is not None:
-            grad_weight = grad_weight * dropped / (1 - ctx.dropout)
-        grad_score = torch._softmax_backward_data(grad_weight, weight, -1, weight.dtype)  # pyright: ignore
-        grad_content = torch.bmm(grad_score, k.reshape(-1, keys, width)).view_as(content_query)
-        grad_k = torch.bmm(grad_score.mT, content_query.reshape(-1, queries, width)).view_as(k)
-        if position_query is None or r is None:
-            return grad_content, None, grad_k, grad_v, None, None, None, None
-        by_distance = unshift(grad_score.view(heads, lanes, queries, keys)).view(heads, -1, keys)
-        grad_position = torch.bmm(by_distance, r).view_as(position_query)
-        grad_r = torch.bmm(by_distance.mT, position_query.reshape(heads, -1, width))
-        grad_bias = by_distance.sum(1) if ctx.has_bias else None
-        return grad_content, grad_position, grad_k, grad_v, grad_r, grad_bias, None, None
-
-
-def shifted_view(by_distance: Tensor, keys: int) -> Tensor:
-    """[H, B, T, W] by distance W-1..0, W >= K -> [H, B, T, K], the same memory by key; the future is garbage.
-
-    Entry (i, j) of the view is element j + W-K + T-1-i of row i: the score of distance i + K-T - j.
-    Entries of the future (d < 0) run into the next row and must be masked.
-    """
-    heads, lanes, queries, row = by_distance.shape
-    size = queries * row
-    return by_distance.as_strided(
-        (heads, lanes, queries, keys),
-        (lanes * size, size, row - 1, 1),
-        by_distance.storage_offset() + row - keys + queries - 1,
-    )
-
-
-def unshift(by_key: Tensor) -> Tensor:
-    """The transpose of `shifted_view` for gradients, which are zero in the future."""
-    heads, lanes, queries, keys = by_key.shape
-    out = by_key.new_empty(heads, lanes, queries * keys)
-    out[..., : queries - 1] = 0
-    # All keys but the last lie one behind another; of the last only the final query sees it.
-    out[..., queries - 1 : -1].view(heads, lanes, queries, keys - 1).copy_(by_key[..., :-1])
-    out[..., -1] = by_key[..., -1, -1]
-    return out.view_as(by_key)
 
 
 def biased_attention(

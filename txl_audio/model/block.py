@@ -5,13 +5,14 @@ Shapes: B lanes, T frames, D model width, H heads, d head width, M memory frames
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from pydantic import Field
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from txl_audio.config import Config
 from txl_audio.model.attention import Backend, attend
@@ -33,7 +34,12 @@ class BlockConfig(Config):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward layer with residuals, normalised after (the paper) or before."""
+    """Attention and feed-forward layer with residuals, normalised after (the paper) or before.
+
+    checkpointed: whether backward computes again what is inside instead of keeping it (Chen et al. 2016).
+    """
+
+    checkpointed = False
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
@@ -51,16 +57,25 @@ class Block(nn.Module):
         self.apply(initialise)
 
     def forward(
-        self, x: Tensor, past: tuple[Tensor, Tensor] | None, terms: Terms | None, seen: Tensor
+        self, x: Tensor, past: Tensor | tuple[Tensor, Tensor] | None, terms: Terms | None, seen: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B, T, D] after the keys and values [H, B, M, d] of memory; seen [B, T, M + T] as in `attend`.
+        """x [B, T, D] after a memory of layer inputs [B, M, D], or of their keys and values [H, B, M, d].
 
-        Returns the layer's output [B, T, D] and all keys and values [H, B, M + T, d].
+        seen [B, T, M + T] as in `attend`. Returns the layer's output [B, T, D] and all keys and values
+        [H, B, M + T, d].
         """
+        if self.checkpointed and torch.is_grad_enabled():
+            return cast(Any, checkpoint(self._forward, x, past, terms, seen, use_reentrant=False))
+        return self._forward(x, past, terms, seen)
+
+    def _forward(
+        self, x: Tensor, past: Tensor | tuple[Tensor, Tensor] | None, terms: Terms | None, seen: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         inner = self.attention_norm(x) if self.pre else x
         q, k, v = self._heads(self.qkv(inner), parts=3)
         if past is not None:
-            k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
+            keys, values = self.keys_values(past) if isinstance(past, Tensor) else past
+            k, v = torch.cat([keys, k], dim=2), torch.cat([values, v], dim=2)
         dropout = self.p if self.training else 0.0
         mixed = attend(q, k, v, terms, seen, dropout=dropout, backend=self.backend)
         return self._finish(x, rearrange(mixed, "h b t d -> b t (h d)")), k, v

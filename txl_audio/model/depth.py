@@ -85,12 +85,16 @@ class DepthHead(Head):
         out = torch.einsum("nkw,kwv->nkv", self.norm(z), self.output[places])
         return out.float() + self.bias[places] + self.mask[places]
 
+    def _known(self, codes: Tensor) -> Tensor:
+        """What is not there (IGNORE in training, the start symbol in sampling) counts as the last symbol."""
+        return codes.where(codes != IGNORE, self.symbols - 1).clamp(max=self.symbols - 1)
+
     def nll(self, hidden: Tensor, context: Context, targets: Tensor) -> Tensor:
-        codes = context.frame[..., :-1].clamp(0, self.symbols - 1).flatten(0, 1)
+        codes = self._known(context.frame[..., :-1]).flatten(0, 1)
         logits = self.logits(hidden.flatten(0, 1), codes, slice(0, self.places))
         nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="none")
         return nats.view_as(targets)
 
     def log_probs(self, hidden: Tensor, window: Tensor, place: int, side: Tensor | None = None) -> Tensor:
-        codes = window[:, window.size(1) - place :].clamp(max=self.symbols - 1)
+        codes = self._known(window[:, window.size(1) - place :])
         return self.logits(hidden, codes, slice(place, place + 1))[:, 0].log_softmax(-1)

@@ -161,8 +161,8 @@ class SequenceModel(nn.Module):
         self, inputs: Tensor, targets: Tensor, state: SequenceState, reset: Tensor | None = None
     ) -> tuple[Tensor, Tensor, SequenceState]:
         """(sum of nats, number of scored symbols, next state): sums, so that totals are exact."""
-        loss, _, count, state = self.losses(inputs, targets, state, reset)
-        return loss, count, state
+        nats, _, count, state = self.losses(inputs, targets, state, reset)
+        return nats, count, state
 
     def losses(
         self,
@@ -173,22 +173,30 @@ class SequenceModel(nn.Module):
         *,
         layers: Sequence[int] = (),
         heard: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, SequenceState]:
-        """As `loss`, with a second sum: the nats of the same targets, predicted from `layers` of the core.
+        """As `loss`, with a second sum, which training minimises: (nats, objective, count, next state).
 
+        The objective has the nats of the same targets predicted from `layers` of the core added to it.
         heard [B, T, K]: what later predictions see in place of `targets`, as `inputs` then does too.
+        weights [K]: of the codebooks of a neural codec, in the objective; text beside codes has weight 1.
         """
         heard = targets if heard is None else heard
         outputs: list[Tensor] = []
         hidden, context, state = self.encode(
             inputs, heard, state, reset, layer_outputs=outputs if layers else None
         )
-        loss = self.head.nll(hidden, context, targets).sum()
-        auxiliary = loss.new_zeros(())
+        each = None if weights is None else torch.where(targets < self.spec.codes, weights, 1.0)
+
+        def weighted(nats: Tensor) -> Tensor:
+            return nats.sum() if each is None else (each * nats).sum()
+
+        nats = self.head.nll(hidden, context, targets)
+        objective = weighted(nats)
         for layer in layers:
             output = self.core.dropout(self.core.final_norm(outputs[layer]))
-            auxiliary = auxiliary + self.head.nll(output, context, targets).sum()
-        return loss, auxiliary, (targets >= 0).sum(), state
+            objective = objective + weighted(self.head.nll(output, context, targets))
+        return nats.sum(), objective, (targets >= 0).sum(), state
 
     def _histories(self, line: Tensor, frames: int, reset: Tensor | None) -> Tensor:
         """[B, R + T K] -> [B, T, W]: the W newest symbols at each step, none older than its document."""

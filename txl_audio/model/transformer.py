@@ -169,7 +169,7 @@ class TransformerXL(nn.Module):
                 past = memory.keys[index], memory.values[index]
             else:
                 inputs.append(x)
-                past = layer.keys_values(memory.hidden[index])
+                past = memory.hidden[index]
             x, k, v = layer(x, past, terms[index], seen)
             if layer_outputs is not None:
                 layer_outputs.append(x)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from txl_audio import runtime
 from txl_audio.checkpoint import RunFolder
+from txl_audio.codec_training.config import describes_codec
 from txl_audio.codecs import MuLawCodec
 from txl_audio.config import load
 from txl_audio.data.remote import is_url
@@ -168,6 +169,11 @@ def load_model(path: str | Path, *, device: str = "auto") -> tuple[RunConfig, Se
     Raises ConfigError, and CheckpointError where files are missing, damaged or of different models.
     """
     folder = run_folder(path)
+    if describes_codec(folder.config_path):
+        raise CheckpointError(
+            f"{path} is the run of a codec, expected that of a model; use it as `txl-audio codec encode FILE "
+            f"--codec rvq --weights {path}`, or prepare data with it"
+        )
     folder.require_weights()
     config, specs = load(RunConfig, folder.config_path), folder.specs()
     # Every weight is about to be replaced: drawing large models at random would take longer than reading.
@@ -243,6 +249,8 @@ def before_sound(
     Raises ConfigError where it cannot say a text, or nothing but a text.
     """
     if text is not None:
+        if not text.strip():
+            raise ConfigError("the text to say is empty; give at least one word")
         return transcripts_of_run(path, config, model, "speak", stream=stream).speak_prompt(text)
     if not model.spec.text_size:
         return None
@@ -259,12 +267,16 @@ def new_model(config: RunConfig, specs: Mapping[str, TokenSpec]) -> SequenceMode
 
 
 def describe(
-    target: str | Path, overrides: Sequence[str] = (), *, draw: bool = False
+    target: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    draw: bool = False,
+    codes: TokenSpec | None = None,
 ) -> SequenceModel | JointModel:
     """The model of a run (see `run_folder`) or of a config file, whether its data are prepared or not.
 
     The weights of the latter are undefined, since its sizes and costs are asked for; `draw` initialises them.
-    What does not exist and has no ending is a name.
+    What does not exist and has no ending is a name. codes: of a neural codec whose data are not prepared.
     """
     path = Path(target)
     if path.is_dir() or not (path.exists() or path.suffix):
@@ -273,7 +285,7 @@ def describe(
         return load_model(target, device="cpu")[1]
     config = load(RunConfig, target, overrides)
     specs = {
-        name: _expected_spec(part, config.data_folders.get(name), origin=f"{target}, stream {name}")
+        name: _expected_spec(part, config.data_folders.get(name), codes, origin=f"{target}, stream {name}")
         for name, part in config.model.parts().items()
     }
     if draw:
@@ -282,7 +294,9 @@ def describe(
         return config.model.build(specs)
 
 
-def _expected_spec(part: StreamConfig, data: str | MixConfig | None, *, origin: str) -> TokenSpec:
+def _expected_spec(
+    part: StreamConfig, data: str | MixConfig | None, codes: TokenSpec | None, *, origin: str
+) -> TokenSpec:
     """What a stream's symbols are: of its data where they are prepared, else as its config says."""
     if isinstance(data, MixConfig) or (
         data is not None and (is_url(data) or (Path(data) / INDEX_FILE).is_file())
@@ -291,6 +305,8 @@ def _expected_spec(part: StreamConfig, data: str | MixConfig | None, *, origin: 
     if part.vocab_size is not None:
         return unnamed_text_spec(part.vocab_size)
     if isinstance(part.head, DepthHeadConfig):
+        if codes is not None:
+            return codes
         raise ConfigError(
             f"{origin}: the data ({data}) are not prepared, and only their codec says what a frame is; "
             "prepare them first, as the config's first lines say"

@@ -19,7 +19,8 @@ from txl_audio.data.stream import Documents
 from txl_audio.data.text import VOCABULARY_FILE, load_vocabulary, unit
 from txl_audio.data.transcripts import Order
 from txl_audio.evaluate import EvaluateConfig
-from txl_audio.lanes import StreamData, StreamTraining
+from txl_audio.lanes import StreamData, StreamTrainConfig
+from txl_audio.model.sequence import SequenceModel
 from txl_audio.recipe.config import RunConfig
 from txl_audio.recipe.parts import codec_for_sound
 from txl_audio.recipe.runs import SplitDocuments, new_model, open_data, spec_for
@@ -68,6 +69,15 @@ def _train(config: RunConfig, device: torch.device, *, resume: bool, overwrite: 
     parallel.share_weights(model)
     if runtime.rank() > 0:
         torch.manual_seed(config.seed + runtime.rank())  # dropout of its own
+    first = runtime.rank() == 0
+    # Both draw random numbers, so they come before the random state is restored; and before the model is
+    # in shards, which all ranks would have to run.
+    facts = {
+        name: _facts(stream, config.train.of_stream(name, stream.core.config), precision, shards[name])
+        for name, stream in model.streams.items()
+        if first
+    }
+    machine_flops = runtime.matmul_flops(device, getattr(torch, precision)) if first else 1.0
     trainer = Trainer(
         model,
         config.train,
@@ -77,12 +87,6 @@ def _train(config: RunConfig, device: torch.device, *, resume: bool, overwrite: 
         precision=precision,
         scoring=_scoring(config),
     )
-    first = runtime.rank() == 0
-    # Both draw random numbers, so they come before the random state is restored.
-    facts = {
-        name: _facts(stream, precision, shards[name]) for name, stream in trainer.streams.items() if first
-    }
-    machine_flops = runtime.matmul_flops(device, getattr(torch, precision)) if first else 1.0
     with ExitStack() as held:
         if first:
             held.enter_context(folder.locked())
@@ -177,14 +181,16 @@ def _beginning(documents: Documents) -> torch.Tensor:
     return torch.from_numpy(first[:PROMPT_SYMBOLS].astype(np.int64))
 
 
-def _facts(stream: StreamTraining, precision: runtime.Precision, shards: Shards) -> StreamFacts:
-    lanes, segment_len = stream.config.lanes, stream.config.segment_len
-    assert lanes is not None and segment_len is not None
+def _facts(
+    model: SequenceModel, config: StreamTrainConfig, precision: runtime.Precision, shards: Shards
+) -> StreamFacts:
+    assert config.lanes is not None and config.segment_len is not None
     flops = cost.training_flops_per_symbol(
-        stream.model, lanes=lanes, segment_len=segment_len, precision=precision
+        model, lanes=config.lanes, segment_len=config.segment_len, precision=precision
     )
     newlines = shards.preparation.get("newlines")
-    return StreamFacts(bits_name(stream.model.spec), flops, f"newlines {newlines}" if newlines else "")
+    form = f"newlines {newlines}" if newlines else ""
+    return StreamFacts(bits_name(model.spec), flops, form, model.spec.frame_rate_hz)
 
 
 def _keep_vocabulary(data: Path, target: Path) -> None:

@@ -21,6 +21,7 @@ from txl_audio.codecs.predictors import PARTS, Predictors
 from txl_audio.model import heads
 from txl_audio.model.adaptive import AdaptiveEmbedding, AdaptiveHead
 from txl_audio.model.block import ResidualBlock
+from txl_audio.model.depth import DepthHead
 from txl_audio.model.embeddings import (
     NgramEmbedding,
     SampleEmbedding,
@@ -32,10 +33,9 @@ from txl_audio.model.heads import TAP_GAIN, FrameHead, SoftmaxHead
 from txl_audio.model.memory import DecodeState
 from txl_audio.model.sequence import SequenceDecodeState, SequenceModel
 from txl_audio.model.transformer import TransformerXL
-from txl_audio.sampling import kernels, layers, matrix, numerics, packed
+from txl_audio.sampling import kernels, layers, matrix, numerics, packed, stepwise
 from txl_audio.sampling.filters import Filters
 from txl_audio.sampling.matrix import Matrix
-from txl_audio.sampling.stepwise import FREE
 
 Weights: TypeAlias = Literal["float32", "int8"]
 Pack: TypeAlias = Callable[[Tensor | Iterable[Tensor] | None], Matrix]
@@ -48,7 +48,7 @@ def unsupported(model: SequenceModel, weights: Weights) -> str | None:
         return f"the model is on {device}, and the compiled step runs on a CPU"
     if not isinstance(model.embedding, SymbolEmbedding | AdaptiveEmbedding | SampleEmbedding):
         return f"its embedding, {type(model.embedding).__name__}, is not compiled"
-    if not isinstance(model.head, SoftmaxHead | AdaptiveHead | FrameHead):
+    if not isinstance(model.head, SoftmaxHead | AdaptiveHead | FrameHead | DepthHead):
         return f"its head, {type(model.head).__name__}, is not compiled"
     if not isinstance(model.stage, Predictors | None):
         return "its codec has a stage that is not compiled"
@@ -63,6 +63,7 @@ class Compiled:
     Args:
         state: whose position terms are taken. Its ring is changed to bfloat16 with int8 weights, where
             reading it takes about as long as reading the weights.
+        among: what the first symbol of a frame may be; None: any.
         weights: int8 rounds the large matrices, each output by its own scale; those at the end of a frame
             head, on which predictions depend most, and those of adaptive clusters stay float32.
     """
@@ -71,11 +72,13 @@ class Compiled:
         self,
         model: SequenceModel,
         state: SequenceDecodeState,
+        among: range | None = None,
         *,
         weights: Weights = "float32",
     ) -> None:
         assert unsupported(model, weights) is None
-        self._vocabulary, self._places = model.spec.vocab_size, model.spec.symbols_per_frame
+        self._vocabulary = model.spec.vocab_size
+        self._among = among or range(self._vocabulary)
         self._segment_len = model.core.config.segment_len
         if weights == "int8":
             core = state.core
@@ -85,12 +88,13 @@ class Compiled:
         self._parts = (
             _embedding(model.embedding, pack),
             _core(model.core, state.core, pack),
-            _head(model.head, pack),
+            _head(model.head, pack, codes=model.spec.codes),
             _stage(model.stage),
         )
-        none = torch.empty(lanes, 0, self._places, dtype=torch.int64)
+        frame = torch.zeros(lanes, model.spec.symbols_per_frame, dtype=torch.int64)
+        none = frame[:, None][:, :0]
         # No frames: it only compiles, or loads what was, which takes a fraction of a second.
-        self.run(state, none.new_zeros(lanes, self._places), none, none.double(), Filters())
+        self.run(state, frame, none, none.double(), Filters())
 
     def run(
         self, state: SequenceDecodeState, frame: Tensor, given: Tensor, uniforms: Tensor, filters: Filters
@@ -98,15 +102,14 @@ class Compiled:
         lanes, frames, places = uniforms.shape
         history, core = state.recent.size(1), state.core
         line = torch.cat([state.recent, frame, given.flatten(1)], dim=1)
-        known = int((given[0] != FREE).sum())
-        assert not (given[0].flatten()[:known] == FREE).any()  # only codes are given in between
         nats = torch.zeros(lanes, places)
         stage = torch.empty(lanes, 0, dtype=torch.float64) if state.stage is None else state.stage
         most = min(filters.top_k or self._vocabulary, self._vocabulary)
-        draw = packed.Draw(float(filters.temperature), most, float(filters.top_p or 1.0))
+        among = self._among.start, self._among.stop
+        draw = packed.Draw(float(filters.temperature), most, float(filters.top_p or 1.0), *among)
         _run(
             *self._parts, draw, _ring(core.keys), _ring(core.values), core.start.numpy(), stage.numpy(),
-            line.numpy(), history + places, int(core.time), int(core.segment_phase), known,
+            line.numpy(), history + places, int(core.time), int(core.segment_phase),
             uniforms.numpy(), nats.numpy(),
         )  # fmt: skip
         core.time += frames
@@ -236,18 +239,18 @@ def _ngrams(ngrams: NgramEmbedding | None) -> packed.Ngrams:
     return packed.Ngrams(lengths, ngrams.base, ngrams.config.rows, table, _array(ngrams.projection.weight))
 
 
-def _head(head: nn.Module, pack: Pack) -> packed.Head:
+def _head(head: nn.Module, pack: Pack, *, codes: int) -> packed.Head:
     nothing: dict[str, Any] = dict.fromkeys(("vocabulary", "read", "condition", "inner", "outer"), pack(None))
-    flat = ("vocabulary_bias", "entry_bias", "read_bias", "output_bias", "shared")
+    flat = ("entry_bias", "read_bias", "output_bias", "shared")
     nothing |= dict.fromkeys(flat, np.empty(0, np.float32))
-    square = ("projection", "entries", "output", "predict", "inner_bias", "outer_bias")
-    nothing |= dict.fromkeys(square, np.empty((0, 0), np.float32))
+    square = ("projection", "vocabulary_bias", "earlier", "entries", "output", "predict")
+    nothing |= dict.fromkeys((*square, "inner_bias", "outer_bias"), np.empty((0, 0), np.float32))
     nothing |= {"norms": np.empty((0, 2, 0), np.float32), "edges": np.empty(0), "features": _features(None)}
-    nothing |= {"words": _words(None), "first_gate": 0, "mixtures": 0}
+    nothing |= {"codes": codes, "words": _words(None), "first_gate": 0, "mixtures": 0}
     if isinstance(head, SoftmaxHead):
         given: dict[str, Any] = {
             "vocabulary": pack(head.vectors),
-            "vocabulary_bias": _array(head.bias),
+            "vocabulary_bias": _array(head.bias[None]),
         }
         if head.projection is not None:
             given["projection"] = _array(head.projection.weight)
@@ -255,28 +258,35 @@ def _head(head: nn.Module, pack: Pack) -> packed.Head:
     if isinstance(head, AdaptiveHead):
         given = {
             "words": _words(head),
-            "vocabulary_bias": _array(torch.cat(list(head.biases))),
+            "vocabulary_bias": _array(torch.cat(list(head.biases))[None]),
             "entries": _array(head.cluster_weight),
             "entry_bias": _array(head.cluster_bias),
         }
         return packed.Head(**nothing | given)
-    assert isinstance(head, FrameHead)
+    assert isinstance(head, FrameHead | DepthHead)
     blocks = cast("list[ResidualBlock]", list(head.blocks))
     given = {
-        "features": _features(head.features),
-        "read": pack(head.read.weight),
-        "read_bias": _array(head.read.bias),
         "condition": pack(head.condition.weight),
         "norms": _array(torch.stack([_norm(x.norm) for x in blocks] + [_norm(head.norm)])),
-        "output": _array(head.output.weight),
-        "output_bias": _array(head.output.bias),
-        "edges": head.edges.double().numpy(),
     }
     if blocks:
         for name in ("inner", "outer"):
             layers = [getattr(block, name) for block in blocks]
             given[name] = pack(x.weight for x in layers)
             given[f"{name}_bias"] = _array(torch.stack([x.bias for x in layers]))
+    if isinstance(head, DepthHead):
+        given |= {"vocabulary": pack(head.output.transpose(1, 2)), "vocabulary_bias": _array(head.bias)}
+        if head.earlier is not None:
+            given["earlier"] = _array(head.earlier)
+        return packed.Head(**nothing | given)
+    given |= {
+        "features": _features(head.features),
+        "read": pack(head.read.weight),
+        "read_bias": _array(head.read.bias),
+        "output": _array(head.output.weight),
+        "output_bias": _array(head.output.bias),
+        "edges": head.edges.double().numpy(),
+    }
     if head.predict is not None:
         given |= {
             "predict": _array(TAP_GAIN * head.predict.weight),
@@ -319,4 +329,4 @@ def _stamp(*modules: Any) -> int:
     return stamp
 
 
-_run = _cached(_stamp(kernels, layers, matrix, numerics, packed, predictors, heads))
+_run = _cached(_stamp(kernels, layers, matrix, numerics, packed, stepwise, predictors, heads))

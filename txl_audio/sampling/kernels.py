@@ -16,9 +16,10 @@ from numba.extending import register_jitable
 
 from txl_audio.codecs import predictors
 from txl_audio.model.heads import OFFSET_GAIN, UNIFORM_SHARE
-from txl_audio.sampling.layers import embed, read_window, score_words, step, walk
+from txl_audio.sampling.layers import embed, read_window, score_words, step, walk, walk_codes
 from txl_audio.sampling.matrix import product
 from txl_audio.sampling.numerics import FAST, add_bias, dense, exp, exp64, f32, larger
+from txl_audio.sampling.stepwise import FREE
 
 
 @register_jitable(fastmath=FAST, error_model="numpy")
@@ -157,15 +158,15 @@ def run(
     at,
     time,
     phase,
-    known,
     uniforms,
     nats,
 ):
-    """`stepwise.Stepwise.run`: goes over n frames, of which the first `known` symbols are there already.
+    """`stepwise.Stepwise.run`: goes over n frames and writes those of their symbols that are FREE.
 
     keys, values, start: of `DecodeState`. ahead [B, Z]: the stage's state before `at - K` of line [B, N], and
-    afterwards before the last input frame. line: `at - K` recent symbols, the newest frame, then n frames
-    that are written. uniforms [B, n, K] float64. nats [B, K]: of the last frame.
+    afterwards before the last input frame. line: `at - K` recent symbols, the newest frame, then n frames,
+    which are FREE at the same places in all lanes. uniforms [B, n, K] float64. nats [B, K]: of the last
+    frame.
     """
     lanes, frames, places = uniforms.shape
     width = core.attention_norm.shape[2]
@@ -173,17 +174,18 @@ def run(
     side = np.zeros((lanes, stage.width), np.float32)
     going = ahead.copy()
     observed = at - places
-    framewise = len(head.read_bias) > 0
-    logistic = len(head.predict) > 0
+    conditioned = head.condition.number > 0
+    framewise, logistic = len(head.read_bias) > 0, len(head.predict) > 0
+    symbols = len(head.edges) - 1 if framewise else head.vocabulary_bias.shape[1]
     inputs = np.empty((lanes, head.read.inputs), np.float32)
-    z = np.empty((lanes, len(head.read_bias)), np.float32)
+    z = np.empty((lanes, head.norms.shape[2]), np.float32)
     narrow = np.empty((lanes, len(head.projection)), np.float32)
-    output = np.empty((lanes, len(head.output_bias) if framewise else len(head.vocabulary_bias)), np.float32)
-    conditions = np.empty((lanes, places * len(head.read_bias)), np.float32)
+    output = np.empty((lanes, len(head.output_bias) if framewise else symbols), np.float32)
+    conditions = np.empty((lanes, head.condition.outputs), np.float32)
     taps = np.empty((lanes, len(head.shared)), np.float32)
     parts = np.empty((3, head.mixtures))
-    probabilities = np.empty(len(head.edges) - 1 if framewise else len(head.vocabulary_bias))
-    unfiltered = draw.temperature == 1.0 and draw.top_k >= probabilities.size and draw.top_p >= 1.0
+    probabilities = np.empty(symbols)
+    unfiltered = draw.temperature == 1.0 and draw.top_k >= symbols and draw.top_p >= 1.0
     center, unit = np.empty(lanes, np.float32), np.empty(lanes, np.float32)
     for frame in range(frames):
         observe(stage, line, observed, at, going, side)
@@ -195,14 +197,17 @@ def run(
         step(core, hidden, keys, values, start, time, phase)
         time += 1
         phase = (phase + 1) % core.segment_len
-        begin = max(0, known - frame * places)
-        if begin < places and framewise:
-            product(hidden, head.condition, 0, conditions)
-            if logistic:
-                taps[:] = head.shared
-                dense(hidden, head.predict, taps)
-        for place in range(begin, places):
+        begun = False
+        for place in range(places):
             now = at + place
+            if line[0, now] != FREE:
+                continue
+            if conditioned and not begun:
+                product(hidden, head.condition, 0, conditions)
+                if logistic:
+                    taps[:] = head.shared
+                    dense(hidden, head.predict, taps)
+            begun = True
             if framewise:
                 observe(stage, line, observed, now, going, side)
                 observed = now
@@ -210,6 +215,8 @@ def run(
                     window = line[b][now - head.features.samples : now]
                     center[b], unit[b] = read_window(head.features, window, side[b], inputs[b])
                 walk(head, inputs, conditions, place, z, output)
+            elif conditioned:
+                walk_codes(head, line, at, conditions, place, z, output)
             elif len(head.words.widths):
                 score_words(head, hidden, output)
             else:
@@ -219,7 +226,10 @@ def run(
                     product(narrow, head.vocabulary, 0, output)
                 else:
                     product(hidden, head.vocabulary, 0, output)
-                add_bias(output, head.vocabulary_bias)
+                add_bias(output, head.vocabulary_bias[0])
+            # Text beside codes stands in the first place only.
+            count = head.codes if place else symbols
+            first, stop = (0, count) if place else (draw.first, draw.stop)
             for b in range(lanes):
                 uniform = uniforms[b, frame, place]
                 if logistic:
@@ -231,8 +241,8 @@ def run(
                     if logistic:
                         masses(head, parts, probabilities)
                     else:
-                        softmax(output[b], probabilities)
-                    symbol = choose(draw, probabilities, uniform)
+                        softmax(output[b][:count], probabilities[:count])
+                    symbol = first + choose(draw, probabilities[first:stop], uniform)
                     p = probabilities[symbol]
                 line[b, now] = symbol
                 nats[b, place] = -math.log(p)

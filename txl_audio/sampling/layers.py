@@ -85,7 +85,7 @@ def score_words(head, hidden, output):
                 add_rows(narrow[b], hidden[b], projection)
         for b in range(lanes):
             scores = output[b][low:high]
-            scores[:] = head.vocabulary_bias[low:high]
+            scores[:] = head.vocabulary_bias[0, low:high]
             add_dots(scores, table, narrow[b])
             if index == 0:
                 entries[b] = head.entry_bias
@@ -257,11 +257,32 @@ def step(core, x, keys, values, start, time, phase):
 def walk(head, inputs, conditions, place, z, output):
     """The network of `FrameHead.parameters_of`: inputs [B, I], conditions [B, K F] -> output [B, O]."""
     lanes, width = z.shape
-    inner, added = np.empty_like(z), np.empty_like(z)
     product(inputs, head.read, 0, z)
     for b in range(lanes):
         z[b] += conditions[b][place * width : (place + 1) * width]
     add_bias_gelu(z, head.read_bias)
+    output[:] = head.output_bias
+    dense(refined(head, z), head.output, output)
+
+
+@register_jitable(fastmath=FAST)
+def walk_codes(head, line, at, conditions, place, z, output):
+    """`DepthHead.logits` of one place of the frame at line [B, at]: conditions [B, K F] -> output [B, V]."""
+    lanes, width = z.shape
+    symbols = output.shape[1]
+    for b in range(lanes):
+        z[b] = conditions[b][place * width : (place + 1) * width]
+        if len(head.earlier):
+            for before in range(place):
+                z[b] += head.earlier[before * symbols + min(line[b, at + before], symbols - 1)]
+    product(refined(head, z), head.vocabulary, place, output)
+    add_bias(output, head.vocabulary_bias[place])
+
+
+@register_jitable(fastmath=FAST)
+def refined(head, z):
+    """z [B, F], which is changed, through a head's `ResidualBlock`s and its norm -> [B, F]."""
+    inner, added = np.empty_like(z), np.empty_like(z)
     for block in range(len(head.inner_bias)):
         layer_norm(z, head.norms[block], inner)
         product(inner, head.inner, block, added)
@@ -270,5 +291,4 @@ def walk(head, inputs, conditions, place, z, output):
         add_bias(inner, head.outer_bias[block])
         z += inner
     layer_norm(z, head.norms[len(head.norms) - 1], inner)
-    output[:] = head.output_bias
-    dense(inner, head.output, output)
+    return inner

@@ -85,16 +85,20 @@ class Core(NamedTuple):
 
 
 class Head(NamedTuple):
-    """`SoftmaxHead` (vocabulary [V, E]), `AdaptiveHead` (words) or `FrameHead`; predict has no rows where its
-    output is a softmax.
+    """`SoftmaxHead` (vocabulary [V, E]), `AdaptiveHead` (words), `FrameHead` (read) or `DepthHead` (condition
+    without read; vocabulary [V, F] of every place). predict has no rows where a frame head ends in a softmax.
 
-    entries [C - 1, d_0]: vectors of the clusters after the first, which the first softmax chooses too; edges
-    [V + 1] float64; first_gate: where in a side vector deviations begin.
+    codes: symbols of places after the first, which has V; vocabulary_bias [1, V], or [K, V] of every place;
+    earlier [(K - 1) V, F]: what codes before a place add; entries [C - 1, d_0]: vectors of the clusters after
+    the first, which the first softmax chooses too; edges [V + 1] float64; first_gate: where in a side vector
+    deviations begin.
     """
 
+    codes: int
     projection: np.ndarray
     vocabulary: Matrix
     vocabulary_bias: np.ndarray
+    earlier: np.ndarray
     words: Words
     entries: np.ndarray
     entry_bias: np.ndarray
@@ -130,8 +134,11 @@ class Stage(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """`filters.Filters`: top_k is V and top_p 1 where nothing is left out."""
+    """`filters.Filters`: top_k is V and top_p 1 where nothing is left out. The first symbol of a frame is one
+    from `first` to before `stop`."""
 
     temperature: float
     top_k: int
     top_p: float
+    first: int
+    stop: int

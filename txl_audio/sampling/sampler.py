@@ -67,6 +67,7 @@ class Sampler:
             everywhere; `auto` takes the fast one of the model's device where the model has it.
         weights: of the compiled backend; see `Compiled`.
         tell: is told before something takes long.
+        going_on: is called between segments of the prompt; what it raises ends the reading.
 
     Attributes:
         filters: may be exchanged while sampling; ConfigError where they have tails and the stream is no
@@ -91,6 +92,7 @@ class Sampler:
         backend: Backend = "auto",
         weights: Weights = "float32",
         tell: Callable[[str], object] = lambda _: None,
+        going_on: Callable[[], object] = lambda: None,
     ) -> None:
         self.model, self.filters = model.eval(), filters or Filters()
         self.device = next(model.parameters()).device
@@ -128,11 +130,11 @@ class Sampler:
         length = model.core.config.segment_len
         at = (line.size(1) - 1) // length * length
         with _notice(tell):
-            self.state = self._after(line[:, : at + 1])
+            self.state = self._after(line[:, : at + 1], going_on)
             self._stepper: Stepper = {
                 "torch": lambda: Stepwise(model, among),
                 "graph": lambda: Graphed(model, among, lanes=lanes),
-                "compiled": lambda: Compiled(model, self.state, weights=weights),
+                "compiled": lambda: Compiled(model, self.state, among, weights=weights),
             }[self.backend.split()[0]]()
         self._frame = line[:, at]
         if rest := line.size(1) - 1 - at:
@@ -141,11 +143,12 @@ class Sampler:
             self._frame = line[:, -1]
 
     @torch.no_grad()
-    def _after(self, line: Tensor) -> SequenceDecodeState:
+    def _after(self, line: Tensor, going_on: Callable[[], object]) -> SequenceDecodeState:
         """Where streams stand after all frames [B, T, K] but the last, which are whole segments."""
         length = self.model.core.config.segment_len
         state = self.model.initial_state(line.size(0))
         for at in range(0, line.size(1) - 1, length):
+            going_on()
             inputs, targets = line[:, at : at + length], line[:, at + 1 : at + length + 1]
             *_, state = self.model.encode(inputs, targets, state)
         return self.model.decode_state(state)

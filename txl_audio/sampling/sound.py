@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,8 @@ from txl_audio.tokens import Codec, ConfigError, DataError
 
 def read_symbols(path: str | Path, codec: Codec) -> np.ndarray:
     """Symbols [N] of an audio file, at the codec's rate."""
-    return symbols_of(load_audio(path, sample_rate_hz=codec.spec.sample_rate_hz), codec)
+    pcm = load_audio(path, sample_rate_hz=codec.spec.sample_rate_hz)
+    return symbols_of(pcm.clip(-1, 1), codec)  # as preparation does
 
 
 def symbols_of(pcm: np.ndarray, codec: Codec) -> np.ndarray:
@@ -106,16 +107,17 @@ def sound_writer(path: str | Path | None, rate_hz: int) -> Iterator[Callable[[np
         raise DataError(
             f"cannot write sound to {path}: no 16-bit format is called {path.suffix!r}; use .wav or .flac"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".new")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with soundfile.SoundFile(unfinished, "w", rate_hz, 1, "PCM_16", format=kind) as file:
             yield lambda pcm: file.write(int16(pcm))
         unfinished.replace(path)
-    except soundfile.LibsndfileError as error:
+    except (OSError, soundfile.LibsndfileError) as error:
         raise DataError(f"cannot write sound to {path}: {error}") from error
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):
+            unfinished.unlink()
 
 
 def int16(pcm: np.ndarray) -> np.ndarray:

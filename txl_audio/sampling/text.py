@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -91,14 +91,17 @@ def text_writer(path: Path | None) -> Iterator[Callable[[str], object]]:
 
         yield write
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".new")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open("w", encoding="utf-8") as file:
             yield file.write
         unfinished.replace(path)
+    except OSError as error:
+        raise DataError(f"cannot write text to {path}: {error}") from error
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):
+            unfinished.unlink()
 
 
 def newline(vocabulary: Vocabulary) -> torch.Tensor:

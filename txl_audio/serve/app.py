@@ -31,7 +31,7 @@ def create_app(service: Service) -> Starlette:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
-        service.turns.close()
+        service.close()
 
     app = Starlette(
         routes=[

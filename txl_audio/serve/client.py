@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import numpy as np
@@ -21,7 +21,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as connect_socket
 
-from txl_audio.serve.protocol import Code, Refusal
+from txl_audio.serve.protocol import PIECE_BYTES, Code, Refusal
 
 
 class Stream:
@@ -93,7 +93,8 @@ def connect(
     options: Any = {"max_size": None, "compression": None, "close_timeout": 0.2}
     with connect_socket(address, additional_headers=headers, **options) as socket:
         start = {"type": "start", "model": model, "prompt_bytes": len(prompt), **request}
-        socket.send(json.dumps(start))
-        if prompt:
-            socket.send(prompt)
+        with suppress(ConnectionClosed):  # an answer has come already, which the stream gives
+            socket.send(json.dumps(start))
+            for at in range(0, len(prompt), PIECE_BYTES):
+                socket.send(prompt[at : at + PIECE_BYTES])
         yield Stream(socket)

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from io import BytesIO
-from typing import Literal, get_args
+from typing import Literal, TypeAlias, get_args
 
 import anyio
 import numpy as np
 import soundfile
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from txl_audio import recipe
 from txl_audio.evaluate import Totals
 from txl_audio.serve import protocol
 from txl_audio.serve.models import Generation, ServedModel
-from txl_audio.serve.protocol import Refusal, read_query
+from txl_audio.serve.protocol import PIECE_BYTES, Refusal, read_query
 from txl_audio.serve.service import Service, bearer
 from txl_audio.serve.turns import Job, Piece
 from txl_audio.serve.uploads import read_upload
@@ -34,8 +36,8 @@ MEDIA_TYPES: dict[Format, str] = {
     "text": "text/plain; charset=utf-8",
 }
 
-_LOOK_S = 0.5
-"""How often it is looked whether a client that waits for a whole file has left."""
+Body: TypeAlias = Callable[[AsyncIterator[Piece]], AsyncIterator[bytes]]
+"""Makes of a job's pieces what is sent."""
 
 
 class GenerateQuery(protocol.Request):
@@ -50,9 +52,8 @@ class ScoreQuery(protocol.Config):
 
 async def generate(request: Request) -> Response:
     """A file, or a stream of samples or text; the body is an audio file to continue, or empty."""
-    service: Service = request.app.state.service
-    service.check_token(bearer(request.headers.get("authorization")))
-    begun, query = time.monotonic(), read_query(GenerateQuery, dict(request.query_params))
+    service = _service(request)
+    query = read_query(GenerateQuery, dict(request.query_params))
     model = service.model(query.model)
     form = query.format or ("wav" if model.kind == "audio" else "text")
     if (form == "text") != (model.kind == "text"):
@@ -65,41 +66,55 @@ async def generate(request: Request) -> Response:
             "too_long",
             f"a {form} file has at most {service.limits.file_s:g} seconds; use format s16le",
         )
-    with service.connection(_client(request)):
-        data = await _body(request, service.limits.upload_bytes)
+    with service.connections.enter(_client(request)):
+        data = await service.before_end(_body(request, service.limits.upload_bytes))
         if data:
             prompt = await _decoded(data, model, service.limits.prompt_s)
             generation = Generation(model, query, service.limits, prompt)
-    changed = asyncio.Event()
-    job = Job(generation.prepare, notify=notifier(changed))
-    if not whole:
-        return _Stream(service, job, changed, _client(request), media_type=MEDIA_TYPES[form])
-    with service.connection(_client(request)), service.playing(job):
-        file = BytesIO()
-        with soundfile.SoundFile(file, "w", model.sample_rate_hz, 1, "PCM_16", format=form.upper()) as sound:
-            async for piece in _while_listened(request, _pieces(service, job, changed, begun)):
-                sound.write(np.frombuffer(piece.data, "<i2"))
-    return Response(file.getvalue(), media_type=MEDIA_TYPES[form])
+    body = partial(_file, form=form, rate_hz=model.sample_rate_hz) if whole else _as_made
+    return _Answer(service, _client(request), generation.prepare, body, MEDIA_TYPES[form])
 
 
 async def score(request: Request) -> Response:
     """Nats and bits per sample of the audio file in the body."""
-    service: Service = request.app.state.service
-    service.check_token(bearer(request.headers.get("authorization")))
-    begun = time.monotonic()
+    service = _service(request)
     model = service.model(read_query(ScoreQuery, dict(request.query_params)).model)
     if model.kind != "audio":
         raise Refusal("unsupported", f"{model.name} makes {model.kind} and scores no audio")
-    with service.connection(_client(request)):
-        pcm = await _decoded(await _body(request, service.limits.upload_bytes), model, service.limits.score_s)
-        changed = asyncio.Event()
-        job = Job(lambda: model.scores(pcm), notify=notifier(changed))
-        totals = Totals(0.0, 0)
-        with service.playing(job):
-            async for piece in _while_listened(request, _pieces(service, job, changed, begun)):
-                totals += piece.data
-    name = recipe.bits_name(model.model.spec)
-    return JSONResponse({"nats": totals.nats, "count": totals.count, name: totals.bits})
+    with service.connections.enter(_client(request)):
+        data = await service.before_end(_body(request, service.limits.upload_bytes))
+        pcm = await _decoded(data, model, service.limits.score_s)
+    body = partial(_totals, bits_name=recipe.bits_name(model.model.spec))
+    return _Answer(service, _client(request), lambda _: model.scores(pcm), body, "application/json")
+
+
+async def _as_made(pieces: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
+    async for piece in pieces:
+        yield piece.data if isinstance(piece.data, bytes) else piece.data.encode()
+
+
+async def _file(pieces: AsyncIterator[Piece], *, form: Format, rate_hz: int) -> AsyncIterator[bytes]:
+    file = BytesIO()
+    with soundfile.SoundFile(file, "w", rate_hz, 1, "PCM_16", format=form.upper()) as sound:
+        async for piece in pieces:
+            sound.write(np.frombuffer(piece.data, "<i2"))
+    file.seek(0)
+    while part := file.read(PIECE_BYTES):
+        yield part
+
+
+async def _totals(pieces: AsyncIterator[Piece], *, bits_name: str) -> AsyncIterator[bytes]:
+    totals = Totals(0.0, 0)
+    async for piece in pieces:
+        totals += piece.data
+    yield json.dumps({"nats": totals.nats, "count": totals.count, bits_name: totals.bits}).encode()
+
+
+def _service(request: Request) -> Service:
+    """Raises Refusal `unauthorised`."""
+    service: Service = request.app.state.service
+    service.check_token(bearer(request.headers.get("authorization")))
+    return service
 
 
 def _client(request: Request) -> str:
@@ -132,65 +147,36 @@ async def _decoded(data: bytes, model: ServedModel, most_s: float) -> np.ndarray
     return await asyncio.to_thread(read_upload, data, most_s=most_s, sample_rate_hz=model.sample_rate_hz)
 
 
-async def _pieces(
-    service: Service, job: Job, changed: asyncio.Event, begun: float
-) -> AsyncIterator[Piece | None]:
-    """All of a job, and None where nothing is there yet. Raises Refusal where the job fails."""
-    first = True
-    while True:
-        changed.clear()
-        end = job.end
-        piece = service.turns.take(job)
-        if piece is not None:
-            if first:
-                service.first_piece(begun)
-            first = False
-            yield piece
-        elif end is not None:
-            if end.reason == "shutdown":
-                raise Refusal("shutdown", "the server is ending; try again when it is back")
-            if end.error is not None:
-                raise end.error
-            return
-        else:
-            with anyio.move_on_after(_LOOK_S):
-                await changed.wait()
-            yield None
+class _Answer(Response):
+    """What a job makes, sent as it comes. A client that leaves, or takes nothing for too long, ends it.
 
-
-async def _while_listened(request: Request, pieces: AsyncIterator[Piece | None]) -> AsyncIterator[Piece]:
-    """Raises ClientDisconnect where the client leaves."""
-    looked = time.monotonic()
-    async for piece in pieces:
-        if time.monotonic() - looked >= _LOOK_S:
-            looked = time.monotonic()
-            if await request.is_disconnected():
-                raise ClientDisconnect
-        if piece is not None:
-            yield piece
-
-
-class _Stream(Response):
-    """Pieces as they come; a client that leaves, or takes none for too long, ends them."""
+    Its connection counts until everything is sent, also of a file that was made long before.
+    """
 
     def __init__(
-        self, service: Service, job: Job, changed: asyncio.Event, client: str, *, media_type: str
+        self,
+        service: Service,
+        client: str,
+        prepare: Callable[[Callable[[], None]], Iterator[Piece]],
+        body: Body,
+        media_type: str,
     ) -> None:
         self.media_type, self.status_code, self.background = media_type, 200, None
         self.init_headers({"cache-control": "no-store"})
-        self._service, self._job, self._changed, self._client = service, job, changed, client
+        self._service, self._client, self._prepare, self._body = service, client, prepare, body
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = time.monotonic()
-        with self._service.connection(self._client), self._service.playing(self._job):
+        changed = asyncio.Event()
+        job = Job(self._prepare, notify=notifier(changed))
+        with self._service.connections.enter(self._client), self._service.playing(job):
             listening = asyncio.create_task(self._until_left(receive))
-            sending = asyncio.create_task(self._send(send, begun))
+            sending = asyncio.create_task(self._send(send, self._pieces(job, changed)))
             try:
                 await asyncio.wait({listening, sending}, return_when=asyncio.FIRST_COMPLETED)
                 if sending.done():
                     await sending
-            except (Refusal, TimeoutError):
+            except Refusal:
                 # After the head nothing can be said any more: the body ends unfinished, which clients see.
                 if not self._started:
                     raise
@@ -203,24 +189,40 @@ class _Stream(Response):
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    async def _send(self, send: Send, begun: float) -> None:
-        async for piece in _pieces(self._service, self._job, self._changed, begun):
-            if piece is None:
-                continue
+    async def _send(self, send: Send, pieces: AsyncIterator[Piece]) -> None:
+        async for data in self._body(pieces):
             await self._head(send)
-            data = piece.data if isinstance(piece.data, bytes) else piece.data.encode()
-            body = {"type": "http.response.body", "body": data, "more_body": True}
-            with anyio.fail_after(self._service.limits.idle_s):
-                await send(body)
+            await send({"type": "http.response.body", "body": data, "more_body": True})
             await asyncio.sleep(0)  # `send` may not wait at all; others have to come in between
         await self._head(send)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _head(self, send: Send) -> None:
-        """Not before the first piece: what fails until then is answered with its own status."""
+        """Not before there is something to send: what fails until then is answered with its own status."""
         if not self._started:
             self._started = True
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+
+    async def _pieces(self, job: Job, changed: asyncio.Event) -> AsyncIterator[Piece]:
+        """All of a job. Raises Refusal where it fails."""
+        begun, first = time.monotonic(), True
+        while True:
+            changed.clear()
+            end = job.end  # before taking: pieces that came before the end are taken first
+            piece = self._service.turns.take(job)
+            if piece is not None:
+                if first:
+                    self._service.first_piece(begun)
+                first = False
+                yield piece
+            elif end is None:
+                await changed.wait()
+            elif end.reason == "shutdown":
+                raise protocol.ending()
+            elif end.error is not None:
+                raise end.error
+            else:
+                return
 
 
 assert set(MEDIA_TYPES) == set(get_args(Format))

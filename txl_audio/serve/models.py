@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -26,12 +26,12 @@ from txl_audio.serve.turns import Piece
 from txl_audio.tokens import ConfigError, Vocabulary
 
 CHUNK_S = 0.1
-"""Sound that is made in one turn, but for the first piece, see `Sampler.pcm`."""
-
-TURN_TOKENS = 16
-"""Symbols of text that are made in one turn."""
+"""Sound that is made in one turn, but for the first piece, see `Sampler.pcm`; and what any turn may take."""
 
 _MEASURED_S = 1.0
+
+GoOn: TypeAlias = Callable[[], object]
+"""Is called while something long goes on, and ends it by raising."""
 
 
 class ServedModel:
@@ -75,7 +75,7 @@ class ServedModel:
         self.real_time_factor: float | None = None
 
     def warm_up(self, workers: int = 1, tell: Callable[[str], object] = lambda _: None) -> None:
-        """Compiles or loads what sampling needs, and measures how fast `workers` threads are together."""
+        """Compiles or loads what is needed; measures how fast `workers` threads are together, and scoring."""
         filters = self.filters(Drawing())
         if self.vocabulary is not None:
             self.sampler(filters, newline(self.vocabulary), seed=0, tell=tell).next_frames(1)
@@ -84,6 +84,7 @@ class ServedModel:
         # Cores may share their arithmetic or their caches: one thread alone would promise too much.
         with ThreadPoolExecutor(workers) as pool:
             self.real_time_factor = max(pool.map(self._speed, samplers))
+        self._score_in_turns()
 
     def _speed(self, sampler: Sampler) -> float:
         """Seconds that a second of sound takes."""
@@ -99,6 +100,20 @@ class ServedModel:
             decoder.push(codes.clamp(max=self.model.spec.codes - 1))  # a mark for the end is no code
         return (time.perf_counter() - begun) * self.model.spec.frame_rate_hz / (turns * frames)
 
+    def _score_in_turns(self) -> None:
+        """Shortens the segments of scoring to what fits into a turn, where their length changes no result."""
+        length = self.evaluate.view(self.model).core.config.segment_len
+        pieces = self._scores(np.zeros(3 * length * self.model.spec.symbols_per_frame, np.int64))
+        took_s = 0.0
+        for _ in range(3):  # the first loads what is needed, and has no memory yet
+            began = time.perf_counter()
+            next(pieces, None)
+            took_s = time.perf_counter() - began
+        window = self.evaluate.window or self.model.core.config.window
+        if self.evaluate.segment_len is None and window != "segment" and took_s > CHUNK_S:
+            shorter = {"segment_len": max(1, int(length * CHUNK_S / took_s))}
+            self.evaluate = self.evaluate.model_copy(update=shorter)
+
     def filters(self, drawing: Drawing) -> Filters:
         """The model's own, with what a client said instead."""
         given = {name: getattr(drawing, name) for name in Drawing.model_fields}
@@ -111,15 +126,21 @@ class ServedModel:
         *,
         seed: int,
         tell: Callable[[str], object] = lambda _: None,
+        going_on: GoOn = lambda: None,
     ) -> Sampler:
-        """Continues a prompt [N] of symbols, or begins from nothing."""
+        """Continues a prompt [N] of symbols, or begins from nothing; `going_on` as `Sampler` has it."""
         line = None if prompt is None else prompt[None]
-        return Sampler(self.model, prompt=line, filters=filters, seed=seed, tell=tell, **self._how)
+        return Sampler(
+            self.model, prompt=line, filters=filters, seed=seed, tell=tell, going_on=going_on, **self._how
+        )
 
     def scores(self, pcm: np.ndarray) -> Iterator[Piece]:
         """Totals of sound [N] float32, segment by segment."""
         assert self.codec is not None
-        for nats in score_pieces(self.model, symbols_of(pcm, self.codec), self.evaluate):
+        return self._scores(symbols_of(pcm, self.codec))  # not in a turn: of a neural codec it takes long
+
+    def _scores(self, symbols: np.ndarray) -> Iterator[Piece]:
+        for nats in score_pieces(self.model, symbols, self.evaluate):
             yield Piece(Totals(nats.double().sum().item(), nats.numel()), nats.numel())
 
     def facts(self) -> dict[str, Any]:
@@ -177,22 +198,24 @@ class Generation:
     def prompt_samples(self) -> int:
         return 0 if self.prompt is None else len(self.prompt)
 
-    def prepare(self) -> Iterator[Piece]:
+    def prepare(self, going_on: GoOn) -> Iterator[Piece]:
         """Reads the prompt. Pieces are s16le bytes, or text; TxlError where the prompt cannot be read."""
-        return self._sound() if self.model.codec is not None else self._text()
+        return self._sound(going_on) if self.model.codec is not None else self._text(going_on)
 
-    def _sound(self) -> Iterator[Piece]:
+    def _sound(self, going_on: GoOn) -> Iterator[Piece]:
         model, codec = self.model, self.model.codec
         assert codec is not None
         prompt = np.empty(0, np.int64) if self.prompt is None else symbols_of(self.prompt, codec)
         if model.transcripts is not None:
             text = model.transcripts.speak_prompt(self.request.text or "")
             prompt = np.concatenate([text.reshape(-1), prompt])
-        sampler = model.sampler(self.filters, torch.from_numpy(prompt), seed=self.request.seed)
+        sampler = model.sampler(
+            self.filters, torch.from_numpy(prompt), seed=self.request.seed, going_on=going_on
+        )
 
         def pieces() -> Iterator[Piece]:
             rate = model.sample_rate_hz
-            chunk = round(CHUNK_S * rate)
+            chunk = round(CHUNK_S * rate / max(1.0, model.real_time_factor or 1.0))
             for pcm in sampler.pcm(codec, samples=round(self.seconds * rate), chunk_samples=chunk):
                 data = int16(pcm[0].cpu().numpy()).astype("<i2").tobytes()
                 yield Piece(data, pcm.size(1), pcm.size(1) / rate)
@@ -200,23 +223,28 @@ class Generation:
 
         return pieces()
 
-    def _text(self) -> Iterator[Piece]:
+    def _text(self, going_on: GoOn) -> Iterator[Piece]:
         vocabulary = self.model.vocabulary
         assert vocabulary is not None
         start = vocabulary.encode(self.request.text or "", complete=False)
         if not len(start):
             start = newline(vocabulary)
-        sampler = self.model.sampler(self.filters, start, seed=self.request.seed)
+        sampler = self.model.sampler(self.filters, start, seed=self.request.seed, going_on=going_on)
         decoder = vocabulary.stream_decoder()
         decoder.push(start)
 
         def pieces() -> Iterator[Piece]:
-            left = self.tokens
+            left, count = self.tokens, 1
             while left:
-                count = min(left, TURN_TOKENS)
+                count = min(left, count)
                 left -= count
                 sampler.filters = self.filters
-                yield Piece(decoder.push(sampler.next_frames(count)[0].cpu()), count)
+                began = time.perf_counter()
+                symbols = sampler.next_frames(count)[0].cpu()
+                took_s = time.perf_counter() - began
+                yield Piece(decoder.push(symbols), count)
+                # As many as a turn has time for, found out from one on.
+                count = max(1, min(2 * count, int(count * CHUNK_S / took_s)))
             yield Piece(decoder.flush(), 0)
 
         return pieces()
@@ -258,7 +286,8 @@ def load(runs: Sequence[str], *, device: str = "auto") -> list[ServedModel]:
 def slots_for(models: Sequence[ServedModel], workers: int) -> int:
     """How many streams of the slowest model `workers` threads keep in real time; at least 1.
 
-    A tenth of the machine is left for all that is not sampling. Where all write text, one for each thread.
+    A tenth of the machine is left for all that is not sampling. A stream of text, or a score, gets no more
+    time than such a stream, see `Turns`. Where all write text, one for each thread.
     """
     factors = [model.real_time_factor for model in models if model.real_time_factor is not None]
     return max(1, int(0.9 * workers / max(factors, default=0.9)))

@@ -16,9 +16,10 @@ _UPLOAD = {
     "description": "A WAV, FLAC or OGG file.",
 }
 _SOCKET = (
-    "WebSocket /v1/stream: send one Start as JSON text, and the audio file as one binary message where "
-    "prompt_bytes is not 0. Sound comes as binary messages of s16le mono samples, all else as JSON text with "
-    "a type: queued, started, stats, text, finished, error. Set and Command may be sent at any time."
+    "WebSocket /v1/stream: send one Start as JSON text, and where prompt_bytes is not 0 so many bytes of an "
+    "audio file, in binary messages of at most 64 KiB. Sound comes as binary messages of s16le mono samples, "
+    "all else as JSON text with a type: queued, started, stats, text, finished, error. After that, Set and "
+    "Command may be sent at any time."
 )
 
 

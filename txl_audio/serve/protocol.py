@@ -34,6 +34,9 @@ assert set(HTTP_STATUS) == set(get_args(Code))
 CLOSE_CODE: dict[Code, int] = {"internal": 1011, "busy": 1013, "shutdown": 1013}
 """Of a WebSocket after an error (RFC 6455, section 7.4.1, and IANA's registry); else 1008, policy."""
 
+PIECE_BYTES = 1 << 16
+"""Of a prompt or a file, in one message."""
+
 B = TypeVar("B", bound=BaseModel)
 
 
@@ -57,14 +60,20 @@ class Refusal(TxlError):  # noqa: N818 - it is an answer
         return CLOSE_CODE.get(self.code, 1008)
 
 
+def ending() -> Refusal:
+    """What everyone is told who comes, or still speaks, while the server ends."""
+    return Refusal("shutdown", "the server is ending; try again when it is back")
+
+
 class Limits(Config):
     """What a server bears.
 
     upload_bytes: of one audio file. prompt_s, score_s: of sound in it, to continue and to score.
     message_bytes: of one JSON message.
     stream_s, stream_tokens: of one stream, sound and text. file_s: of sound that is sent as one file.
-    streams_per_client: connections of one address that play, wait or have not said yet what they want.
-    start_s: until a connection says it. idle_s: that a client may pause, or take nothing of what is sent.
+    streams_per_client: connections of one address that play or wait, and as many that have not said yet what
+    they want. start_s: until a connection says it, and for the headers of a request.
+    idle_s: that a client may pause, or take nothing of what is sent.
     queue: streams that wait for a slot.
     """
 
@@ -114,7 +123,7 @@ class Request(Drawing):
 class Start(Request):
     """The first message on a WebSocket.
 
-    prompt_bytes: size of the audio file that follows as one binary message, 0 for none.
+    prompt_bytes: size of the audio file that follows, 0 for none; in binary messages of at most 64 KiB.
     ahead_s: sound is made at most this far ahead of a clock that runs from the first sound and stands still
         while paused; null: as fast as it is taken.
     token: for browsers, which cannot set headers.

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 import uvicorn
 
 from txl_audio.serve.app import create_app
+from txl_audio.serve.connections import HttpConnection, SocketConnection
+from txl_audio.serve.protocol import PIECE_BYTES
 from txl_audio.serve.security import is_loopback
 from txl_audio.serve.service import Service
 from txl_audio.tokens import ConfigError, TxlError
@@ -78,9 +80,10 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(service),
-                http="h11",
-                ws="websockets-sansio",
-                ws_max_size=max(limits.upload_bytes, limits.message_bytes),
+                http=HttpConnection,
+                ws=SocketConnection,
+                # More than either, so that a message that is a little too large is answered with words.
+                ws_max_size=limits.message_bytes + PIECE_BYTES,
                 ws_per_message_deflate=False,  # sound does not get smaller, and memory is bounded without
                 # A client that reads nothing does not answer pings either; it gets the same time.
                 ws_ping_timeout=limits.idle_s,
@@ -98,7 +101,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # Streams end with an event before uvicorn closes their connections.
-        self._service.turns.close()
+        self._service.close()
         for _ in range(20):
             if not self._service.open_connections:
                 break

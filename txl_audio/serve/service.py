@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram, ProcessCollector
 from prometheus_client import Counter as Count
 
 from txl_audio.serve.models import ServedModel, slots_for
-from txl_audio.serve.protocol import Limits, Refusal
+from txl_audio.serve.protocol import Limits, Refusal, ending
 from txl_audio.serve.turns import Job, Turns
 from txl_audio.tokens import ConfigError
 
 _SPARE = 16
-"""Connections, beyond slots and queue, that may be about to say what they want."""
+"""Connections beyond slots and queue: they send a prompt, or take what was made."""
+
+_ARRIVING = 128
+"""WebSockets that have not said yet what they want, nor shown a token. They cost little and leave soon."""
+
+T = TypeVar("T")
 
 
 class Metrics:
@@ -50,12 +57,47 @@ class Metrics:
         self.spent_s.inc(max(0.0, job.spent_s))
 
 
+class Room:
+    """Connections that are counted together.
+
+    Args:
+        most: at once. most_each: of one client's address.
+    """
+
+    def __init__(self, most: int, *, most_each: int) -> None:
+        self.most, self.most_each = most, most_each
+        self._clients: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return self._clients.total()
+
+    @contextmanager
+    def enter(self, client: str) -> Iterator[None]:
+        """Counts one connection of a client's address. Raises Refusal `limit` or `busy`."""
+        if self._clients[client] >= self.most_each:
+            raise Refusal(
+                "limit", f"{client} has {self.most_each} streams already, as many as one client gets"
+            )
+        if len(self) >= self.most:
+            raise Refusal("busy", "too many connections; try again later")
+        self._clients[client] += 1
+        try:
+            yield
+        finally:
+            self._clients[client] -= 1
+            if not self._clients[client]:
+                del self._clients[client]
+
+
 class Service:
     """Args:
     models: warmed up; ConfigError for two of one name.
     slots: streams at once; None takes what the machine does in real time, see `models.slots_for`.
     token: that clients need; None for none.
     any_host: whether the Host that a request names may be any; else only this machine's own names.
+
+    Attributes:
+        arriving, connections: who has not said yet what it wants and shown the token, and who has.
     """
 
     def __init__(
@@ -78,7 +120,10 @@ class Service:
             workers=workers,
         )
         self.metrics = Metrics(self.turns)
-        self._clients: Counter[str] = Counter()
+        each = self.limits.streams_per_client
+        self.arriving = Room(_ARRIVING, most_each=each)
+        self.connections = Room(self.turns.slots + self.limits.queue + _SPARE, most_each=each)
+        self._closed = asyncio.Event()
 
     def model(self, name: str) -> ServedModel:
         """Raises Refusal `unknown_model`."""
@@ -98,23 +143,24 @@ class Service:
 
     @property
     def open_connections(self) -> int:
-        return self._clients.total()
+        return len(self.arriving) + len(self.connections)
 
-    @contextmanager
-    def connection(self, client: str) -> Iterator[None]:
-        """Counts one connection of a client's address. Raises Refusal `limit` or `busy`."""
-        most = self.limits.streams_per_client
-        if self._clients[client] >= most:
-            raise Refusal("limit", f"{client} has {most} streams already, as many as one client gets")
-        if self.open_connections >= self.turns.slots + self.limits.queue + _SPARE:
-            raise Refusal("busy", "too many connections; try again later")
-        self._clients[client] += 1
+    def close(self) -> None:
+        """Ends everything with its event; called in the event loop."""
+        self.turns.close()
+        self._closed.set()
+
+    async def before_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` gives. Raises Refusal `shutdown` where the server ends first."""
+        working, closed = asyncio.create_task(work), asyncio.create_task(self._closed.wait())
         try:
-            yield
+            await asyncio.wait({working, closed}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise ending()
+            return working.result()
         finally:
-            self._clients[client] -= 1
-            if not self._clients[client]:
-                del self._clients[client]
+            working.cancel()
+            closed.cancel()
 
     @contextmanager
     def playing(self, job: Job) -> Iterator[None]:

@@ -1,9 +1,10 @@
 """Whose turn it is: streams share a few threads, piece by piece.
 
 Knows neither models nor sockets. Work is an iterator, of which a thread makes one piece at a time, so that a
-hundred milliseconds of sound for one stream and the same for the next take turns. Streams of one model could
-also be computed as lanes of one batch; on a CPU that makes 20 of them only 15 % cheaper than turns, and they
-would have to begin and pause together.
+hundred milliseconds of sound for one stream and the same for the next take turns. Who had least of the
+threads' time is next, so that long turns, of text or of a slow model, get no more of it. Streams of one model
+could also be computed as lanes of one batch; on a CPU that makes 20 of them only 15 % cheaper than turns, and
+they would have to begin and pause together.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from txl_audio.serve.protocol import Refusal
+from txl_audio.serve.protocol import Refusal, ending
 from txl_audio.tokens import TxlError
 
 OUTBOX_PIECES = 20
@@ -43,18 +44,24 @@ class End:
     error: Refusal | None = None
 
 
+class _EndedError(Exception):
+    """Nobody waits for what is prepared."""
+
+
 class Job:
     """One stream's work; its methods are those of `Turns`.
 
     Args:
         prepare: called once, on a thread of its own, for what may take long: a prompt to be read. Returns the
-            pieces. What it or they raise ends the job: a TxlError as `bad_message`, a Refusal as it is.
+            pieces. What it or they raise ends the job: a TxlError as `bad_message`, a Refusal as it is. Its
+            argument is to be called now and then: it raises where the job has ended meanwhile.
         ahead_s: see `protocol.Start`.
         notify: called from any thread when something changed.
 
     Attributes:
         place: in the queue, from 1; 0 with a slot.
         prepared: pieces are being made.
+        paused_at: since when no more is made, of `time.monotonic`; None while more is.
         end: why it ended; pieces may still be there to take.
         made_s, made: seconds of sound and pieces so far.
         lag_s: how far the newest piece came behind the clock that runs from the first one.
@@ -63,32 +70,39 @@ class Job:
 
     def __init__(
         self,
-        prepare: Callable[[], Iterator[Piece]],
+        prepare: Callable[[Callable[[], None]], Iterator[Piece]],
         *,
         notify: Callable[[], None] = lambda: None,
         ahead_s: float | None = None,
     ) -> None:
         self.prepare, self.notify, self.ahead_s = prepare, notify, ahead_s
-        self.place, self.prepared, self.paused = 0, False, False
+        self.place, self.prepared = 0, False
+        self.paused_at: float | None = None
         self.end: End | None = None
         self.made_s, self.made, self.lag_s, self.spent_s = 0.0, 0, 0.0, 0.0
         self.pieces: Iterator[Piece] | None = None
         self.outbox: deque[Piece] = deque()
         self.in_turn, self.turn = False, 0
+        self.used_s = 0.0  # of the threads' time, see `Turns._next`
         self.ready_at = math.inf  # when it last could have gone on, but for `ahead_s`
         self.clock_from: float | None = None
-        self.clock_paused_at: float | None = None
+
+    def go_on(self) -> None:
+        """Raises where it has ended."""
+        if self.end is not None:
+            raise _EndedError
 
     def clock_s(self, now: float) -> float:
         """Seconds since the first piece, without those paused."""
         if self.clock_from is None:
             return 0.0
-        return max(0.0, (now if self.clock_paused_at is None else self.clock_paused_at) - self.clock_from)
+        return max(0.0, (now if self.paused_at is None else self.paused_at) - self.clock_from)
 
     def due_at(self, now: float) -> float:
         """When the next piece may be made; infinity until something changes."""
         full = len(self.outbox) >= OUTBOX_PIECES
-        if self.pieces is None or self.in_turn or self.paused or full or self.end is not None:
+        paused = self.paused_at is not None
+        if self.pieces is None or self.in_turn or paused or full or self.end is not None:
             return math.inf
         if self.ahead_s is None:
             return self.ready_at
@@ -107,7 +121,7 @@ class Turns:
         self._changed = threading.Condition()
         self._playing: list[Job] = []
         self._waiting: deque[Job] = deque()
-        self._closed, self._turn = False, 0
+        self._closed, self._turn, self._used_s = False, 0, 0.0
         self._threads = [threading.Thread(target=self._work, name=f"turns-{n}") for n in range(workers)]
         for thread in self._threads:
             thread.daemon = True  # a piece that is being made does not keep a process from ending
@@ -131,7 +145,7 @@ class Turns:
         """Gives a job a slot or a place in the queue. Raises Refusal `busy` or `shutdown`."""
         with self._changed:
             if self._closed:
-                raise Refusal("shutdown", "the server is ending; try again when it is back")
+                raise ending()
             if len(self._playing) < self.slots:
                 self._begin(job)
             elif len(self._waiting) < self.queue:
@@ -156,17 +170,17 @@ class Turns:
     def pause(self, job: Job) -> None:
         """Makes no more until `resume`; what is made can be taken."""
         with self._changed:
-            if not job.paused:
-                job.paused, job.clock_paused_at = True, time.monotonic()
+            if job.paused_at is None:
+                job.paused_at = time.monotonic()
         job.notify()  # who waits for a piece may wait for so long only while paused
 
     def resume(self, job: Job) -> None:
         with self._changed:
-            if job.paused:
+            if job.paused_at is not None:
                 now = time.monotonic()
-                if job.clock_from is not None and job.clock_paused_at is not None:
-                    job.clock_from += now - max(job.clock_paused_at, job.clock_from)
-                job.paused, job.clock_paused_at, job.ready_at = False, None, now
+                if job.clock_from is not None:
+                    job.clock_from += now - max(job.paused_at, job.clock_from)
+                job.paused_at, job.ready_at = None, now
                 self._changed.notify()
         job.notify()
 
@@ -208,7 +222,7 @@ class Turns:
     def _prepare(self, job: Job) -> None:
         pieces, error = None, None
         try:
-            pieces = job.prepare()
+            pieces = job.prepare(job.go_on)
         except Exception as failed:
             error = failed
         with self._changed:
@@ -225,7 +239,7 @@ class Turns:
         if job in self._waiting:
             self._waiting.remove(job)
             self._tell_places()
-        # While it is prepared it holds its slot: that cannot be interrupted.
+        # While it is prepared it holds its slot: there are never more such threads. `go_on` ends it soon.
         if job.prepared:
             self._release(job)
 
@@ -246,13 +260,17 @@ class Turns:
             job.notify()
 
     def _next(self) -> Job | None:
-        """The job that has waited longest since its last turn; None when closed."""
+        """The job that has had least of the threads' time; None when closed.
+
+        Start-time fair queueing (Goyal, Vin and Cheng 1996): who comes, or was not ready for a while, begins
+        with as much as the one served last, so that waiting saves nothing up.
+        """
         while not self._closed:
             now = time.monotonic()
             due = {job: job.due_at(now) for job in self._playing}
             ready = [job for job in self._playing if due[job] <= now]
             if ready:
-                return min(ready, key=lambda job: job.turn)
+                return min(ready, key=lambda job: (max(job.used_s, self._used_s), job.turn))
             soonest = min(due.values(), default=math.inf)
             self._changed.wait(None if soonest == math.inf else soonest - now)
         return None
@@ -267,8 +285,9 @@ class Turns:
                 pieces, began = job.pieces, job.due_at(time.monotonic())
                 self._turn += 1
                 job.in_turn, job.turn = True, self._turn
+                job.used_s = self._used_s = max(job.used_s, self._used_s)
                 self._changed.notify()  # others may be ready too
-            piece, end = None, End("complete")
+            piece, end, started = None, End("complete"), time.monotonic()
             try:
                 piece = next(pieces, None)
             except Exception as error:
@@ -277,6 +296,7 @@ class Turns:
                 now = time.monotonic()
                 job.in_turn, job.ready_at = False, now
                 job.spent_s += now - began
+                job.used_s += now - started
                 if job.end is None and piece is None:
                     self._end(job, end)
                 elif job.end is None and piece is not None:

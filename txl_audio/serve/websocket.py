@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -27,8 +29,7 @@ async def stream(websocket: WebSocket) -> None:
     client = websocket.client.host if websocket.client else "unknown"
     session = _Session(websocket, service)
     try:
-        with service.connection(client):
-            await session.run()
+        await session.run(client)
     except WebSocketDisconnect:
         return
     except Refusal as refusal:
@@ -43,7 +44,7 @@ def notifier(changed: asyncio.Event) -> Callable[[], None]:
     loop = asyncio.get_running_loop()
 
     def notify() -> None:
-        if not loop.is_closed():
+        with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(changed.set)
 
     return notify
@@ -53,23 +54,26 @@ class _Session:
     def __init__(self, websocket: WebSocket, service: Service) -> None:
         self.websocket, self.service, self.limits = websocket, service, service.limits
 
-    async def run(self) -> None:
+    async def run(self, client: str) -> None:
         """Raises Refusal, and WebSocketDisconnect where the client leaves."""
-        start, begun = await self._start(), time.monotonic()
-        generation = await self._generation(start)
-        changed = asyncio.Event()
-        job = Job(generation.prepare, ahead_s=start.ahead_s, notify=notifier(changed))
-        with self.service.playing(job):
-            control = asyncio.create_task(self._control(job, generation))
-            delivery = asyncio.create_task(self._deliver(job, generation, changed, begun))
-            try:
-                await asyncio.wait({control, delivery}, return_when=asyncio.FIRST_COMPLETED)
-                # Control ends only by a fault or with the client; delivery at the end of the stream.
-                await (delivery if delivery.done() else control)
-            finally:
-                for task in (control, delivery):
-                    task.cancel()
-                await asyncio.gather(control, delivery, return_exceptions=True)
+        with self.service.arriving.enter(client):
+            start = await self.service.before_end(self._start())
+        with self.service.connections.enter(client):
+            begun = time.monotonic()
+            generation = await self.service.before_end(self._generation(start))
+            changed = asyncio.Event()
+            job = Job(generation.prepare, ahead_s=start.ahead_s, notify=notifier(changed))
+            with self.service.playing(job):
+                control = asyncio.create_task(self._control(job, generation))
+                delivery = asyncio.create_task(self._deliver(job, generation, changed, begun))
+                try:
+                    await asyncio.wait({control, delivery}, return_when=asyncio.FIRST_COMPLETED)
+                    # Control ends only by a fault or with the client; delivery at the end of the stream.
+                    await (delivery if delivery.done() else control)
+                finally:
+                    for task in (control, delivery):
+                        task.cancel()
+                    await asyncio.gather(control, delivery, return_exceptions=True)
 
     async def close(self, refusal: Refusal | None) -> None:
         """Says why, where the client still listens, and closes."""
@@ -79,8 +83,8 @@ class _Session:
             if refusal is not None:
                 await self._send(refusal.event)
             await self.websocket.close(1000 if refusal is None else refusal.close_code)
-        except (Refusal, WebSocketDisconnect, RuntimeError):
-            pass  # it left, or takes nothing any more
+        except (WebSocketDisconnect, RuntimeError):
+            pass  # it left
 
     async def _start(self) -> Start:
         start = read_start(await self._text(self.limits.start_s))
@@ -97,14 +101,17 @@ class _Session:
         most = self.limits.upload_bytes
         if start.prompt_bytes > most:
             raise Refusal("too_large", f"the prompt has {start.prompt_bytes} bytes, at most {most} are taken")
-        data = (await self._receive(self.limits.idle_s)).get("bytes")
-        if data is None or len(data) != start.prompt_bytes:
-            raise Refusal(
-                "bad_message",
-                f"expected a binary message of {start.prompt_bytes} bytes after the start message",
-            )
+        data = bytearray()
+        while len(data) < start.prompt_bytes:
+            piece = (await self._receive(self.limits.idle_s)).get("bytes")
+            if not piece or len(data) + len(piece) > start.prompt_bytes:
+                raise Refusal(
+                    "bad_message",
+                    f"expected binary messages of {start.prompt_bytes} bytes in all after the start message",
+                )
+            data += piece
         prompt = await asyncio.to_thread(
-            read_upload, data, most_s=self.limits.prompt_s, sample_rate_hz=model.sample_rate_hz
+            read_upload, bytes(data), most_s=self.limits.prompt_s, sample_rate_hz=model.sample_rate_hz
         )
         return Generation(model, start, self.limits, prompt)
 
@@ -140,11 +147,12 @@ class _Session:
                     self.service.first_piece(begun)
                 made += piece.count
                 if isinstance(piece.data, bytes):
-                    await self._within(self.websocket.send_bytes(piece.data))
+                    await self.websocket.send_bytes(piece.data)
                 elif piece.data:
                     await self._send({"type": "text", "text": piece.data})
                 if audio and (event := stats.event()):
                     await self._send(event)
+                await asyncio.sleep(0)  # sending may not wait at all; others have to come in between
                 continue
             if end is not None:
                 if end.error is not None:
@@ -154,11 +162,13 @@ class _Session:
                 counts = {"samples": made} if audio else {"samples": 0, "tokens": made}
                 await self._send({"type": "finished", **counts, "reason": end.reason})
                 return
-            try:
-                with anyio.fail_after(self.limits.idle_s if job.paused else None):
-                    await changed.wait()
-            except TimeoutError:
-                raise Refusal("idle", f"the stream was paused for {self.limits.idle_s:g} seconds") from None
+            left_s = math.inf
+            if job.paused_at is not None:
+                left_s = job.paused_at + self.limits.idle_s - time.monotonic()
+            if left_s <= 0:
+                raise Refusal("idle", f"the stream was paused for {self.limits.idle_s:g} seconds")
+            with anyio.move_on_after(left_s):
+                await changed.wait()
 
     def _started(self, generation: Generation) -> dict[str, Any]:
         model = generation.model
@@ -187,21 +197,13 @@ class _Session:
                 message = await self.websocket.receive()
         except TimeoutError:
             raise Refusal("idle", f"no message came for {within_s:g} seconds") from None
+        await asyncio.sleep(0)  # many may wait already; others have to come in between
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code", 1005))
         return dict(message)
 
     async def _send(self, event: dict[str, Any]) -> None:
-        await self._within(self.websocket.send_text(json.dumps(event)))
-
-    async def _within(self, sending: Awaitable[None]) -> None:
-        """A client that takes nothing for too long is given up."""
-        try:
-            with anyio.fail_after(self.limits.idle_s):
-                await sending
-            await asyncio.sleep(0)  # sending may not wait at all; others have to come in between
-        except TimeoutError:
-            raise Refusal("idle", f"the client took nothing for {self.limits.idle_s:g} seconds") from None
+        await self.websocket.send_text(json.dumps(event))
 
 
 class _Stats:

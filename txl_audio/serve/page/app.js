@@ -44,7 +44,7 @@ function render() {
   enable("play", Boolean(model) && state !== "connecting" && state !== "queued");
   enable("stop", active);
   enable("download", heardAnything());
-  $("model").disabled = active;
+  showModel();
   if (!session) return;
   say(stateWords(session, server.limits.idle_s), Boolean(session.error) || (active && isSlow(session.factor)));
   if (session instanceof TextSession) return;
@@ -53,6 +53,11 @@ function render() {
   $("lag").textContent = `${session.lag_s.toFixed(1)} s`;
   $("factor").textContent = session.factor.toFixed(2);
   $("underruns").textContent = session.report.underruns;
+}
+
+/** Another one has another rate, for what plays and for what is recorded. */
+function showModel() {
+  $("model").disabled = Boolean(session?.active || recording || !isOn("record"));
 }
 
 function heardAnything() {
@@ -215,6 +220,7 @@ function setPrompt(value) {
 }
 
 async function record() {
+  if (!isOn("record")) return;
   if (recording) {
     const file = recording.end();
     recording = null;
@@ -222,6 +228,8 @@ async function record() {
     await usePrompt(file);
     return;
   }
+  enable("record", false); // until the microphone is there: a second one would stay on
+  showModel();
   try {
     recording = await Recording.begin((peak, seconds) => {
       $("level").value = Math.max(peak, 0.9 * $("level").value);
@@ -233,6 +241,7 @@ async function record() {
     if (!(error instanceof PromptError)) throw error;
     say(error.message, true);
   }
+  enable("record", true);
   showRecording();
 }
 
@@ -241,6 +250,7 @@ function showRecording() {
   $("record").classList.toggle("recording", Boolean(recording));
   $("level").hidden = !recording;
   $("choose").disabled = Boolean(recording);
+  showModel();
 }
 
 // ---- Models and the token

@@ -41,16 +41,17 @@ export class Recording {
           : "The microphone was not allowed. Allow it for this page in the browser, or choose a file.",
       );
     }
-    // Of the device's rate: Firefox does not connect a microphone to a context of another one.
-    const context = new AudioContext();
+    let context;
     try {
+      // Of the device's rate: Firefox does not connect a microphone to a context of another one.
+      context = new AudioContext();
       await context.audioWorklet.addModule("/page/worklet.js");
       const node = new AudioWorkletNode(context, "recorder", { numberOfOutputs: 0, channelCount: 1 });
       context.createMediaStreamSource(media).connect(node);
       return new Recording(media, context, node, onLevel);
     } catch (error) {
       media.getTracks().forEach((track) => track.stop()); // the microphone does not stay on
-      context.close();
+      context?.close();
       throw new PromptError(`The browser cannot record (${error.message}); choose a file.`);
     }
   }

@@ -8,6 +8,7 @@ export class ServerError extends Error {
 }
 
 const UNREACHABLE = new ServerError("unreachable", "the server cannot be reached");
+const PIECE_BYTES = 65_536; // of a prompt, in one message
 
 /** What /v1/models says. Throws ServerError. */
 export async function listModels() {
@@ -35,7 +36,8 @@ export class Stream {
     this.socket.binaryType = "arraybuffer";
     this.socket.onopen = () => {
       this.say("start", { ...start, prompt_bytes: prompt ? prompt.byteLength : 0 });
-      if (prompt) this.socket.send(prompt);
+      if (!prompt) return;
+      for (let at = 0; at < prompt.byteLength; at += PIECE_BYTES) this.socket.send(prompt.slice(at, at + PIECE_BYTES));
     };
     this.socket.onmessage = ({ data }) => this.receive(data);
     this.socket.onclose = () => this.fail(UNREACHABLE);

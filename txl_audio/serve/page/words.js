@@ -8,7 +8,7 @@ const ADVICE = {
   limit: "Stop another stream of yours, in another tab perhaps.",
   unauthorised: "Enter the token that the server was started with.",
   bad_audio: "Choose another recording.",
-  too_large: "Choose a shorter recording.",
+  too_large: "Choose a shorter recording or text.",
   too_long: "Choose a smaller length.",
   idle: "Press Play to begin a new one.",
   shutdown: "Press Play when it is back.",
