@@ -80,7 +80,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "config", nargs="*", help="config file and overrides [default: the shape of bench train]"
     )
-    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
+    parser.add_argument(
+        "--precision", choices=["auto", "float32", "bfloat16"], default="auto", help="[auto: the faster]"
+    )
     parser.add_argument("--seconds", type=float, default=10.0, help="of steps; the rates take a tenth each")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rows", type=int, default=12, help="operations that are listed")
@@ -88,21 +90,22 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(given.threads)
     runtime.keep_freed_memory()
     cpu, tenth = torch.device("cpu"), given.seconds / 10
+    precision = runtime.choose_precision(given.precision, cpu)
 
     rates = {d: runtime.matmul_flops(cpu, getattr(torch, d), tenth) for d in ("float32", "bfloat16")}
     near, far = (floors.copy_bytes_per_s(cpu, size, tenth) for size in (floors.NEAR, floors.FAR))
-    print(f"{torch.get_num_threads()} threads, PyTorch {torch.__version__}, {given.precision}")
+    print(f"{torch.get_num_threads()} threads, PyTorch {torch.__version__}, {precision}")
     print("products of 768 x 768: " + ", ".join(f"{d} {r / 1e9:,.0f} GFLOP/s" for d, r in rates.items()))
     print(f"copies, read and written: {near / 1e9:.1f} GB/s of 16 MiB, {far / 1e9:.1f} GB/s of 1 GiB")
 
     if given.config:
-        model, config, trainer = training(given.config, given.precision)
+        model, config, trainer = training(given.config, precision)
         step: Callable[[], object] = trainer.step
         batches = trainer.streams[SINGLE].batches
     else:
         model, config, batches = plain_text_model("auto"), TrainConfig(lanes=shape.LANES), None
         step = training_step(
-            model, config, lanes=shape.LANES, segment_len=shape.SEGMENT_LEN, precision=given.precision
+            model, config, lanes=shape.LANES, segment_len=shape.SEGMENT_LEN, precision=precision
         )
     for _ in range(3):
         step()
@@ -129,11 +132,11 @@ def main(arguments: list[str] | None = None) -> None:
     for row in sorted(rows, key=lambda row: -row.self_cpu_time_total)[: given.rows]:
         print(f"  {row.key[:46]:<46}{row.self_cpu_time_total / total:>7.1%}{row.count // 3:>7} calls a step")
 
-    counts = count_step(model, config, lanes=config.lanes, precision=given.precision)
-    floor = counts.floor_s(rates[given.precision], near)
+    counts = count_step(model, config, lanes=config.lanes, precision=precision)
+    floor = counts.floor_s(rates[precision], near)
     print(
         f"counted: {counts.flops / 1e9:,.1f} GFLOP, {counts.moved_bytes / 1e9:,.2f} GB moved; arithmetic "
-        f"alone {1000 * counts.flops / rates[given.precision]:,.1f} ms, floor {1000 * floor:,.1f} ms: "
+        f"alone {1000 * counts.flops / rates[precision]:,.1f} ms, floor {1000 * floor:,.1f} ms: "
         f"the step runs at {floor / whole:.0%} of it"
     )
 

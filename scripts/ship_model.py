@@ -66,7 +66,9 @@ def ship(run: Path, target: Path, *, results: Path | None = None) -> None:
         "int8_bits": _int8_bits(model),
         "free_running": None if results is None else _listening(results, run),
     }
-    shipped = config.model_copy(update={"name": target.name, "data": None, "out": None})
+    # Paths and what precision was faster belong to the machine it was trained on.
+    of_machine = {"data": None, "out": None, "precision": "auto"}
+    shipped = config.model_copy(update={"name": target.name, **of_machine})
     files = {
         "config.yaml": shipped.to_yaml().encode(),
         "model.safetensors": weights,

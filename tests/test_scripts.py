@@ -234,7 +234,7 @@ def test_shipping_a_run(
     for name, value in trained.state_dict().items():
         assert torch.equal(value, model.state_dict()[name])
     own = load(recipe.RunConfig, run / "config.yaml")
-    assert config == own.model_copy(update={"name": "tiny", "data": None, "out": None})
+    assert config == own.model_copy(update={"name": "tiny", "data": None, "out": None, "precision": "auto"})
     assert str(run.parent) not in "".join(p.read_text() for p in target.glob("*[!s]"))
 
     figures = json.loads((target / "figures.json").read_text())

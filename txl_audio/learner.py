@@ -22,7 +22,9 @@ class Learner:
         losses: the forward of training; see `distributed.Losses`.
     """
 
-    def __init__(self, model: SequenceModel | JointModel, config: TrainConfig) -> None:
+    def __init__(
+        self, model: SequenceModel | JointModel, config: TrainConfig, precision: runtime.Precision
+    ) -> None:
         self.model = model
         self.device = next(model.parameters()).device
         self.sharded = config.fsdp and runtime.world_size() > 1
@@ -41,7 +43,7 @@ class Learner:
             self.losses = distributed.sharded(model, averages, self.device)
         else:
             self.losses = distributed.replicated(model)
-        self.optimiser = config.build(model)  # of shards, where there are some
+        self.optimiser = config.build(model, precision)  # of shards, where there are some
 
     @property
     def best_model(self) -> SequenceModel | JointModel:

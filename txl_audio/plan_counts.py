@@ -100,7 +100,7 @@ def count_step(
                 model.stage = _Silent(model.stage)
             for layer in model.core.layers:
                 layer.checkpointed = config.activation_checkpointing
-            optimiser, state = config.build(model), model.initial_state(lanes)
+            optimiser, state = config.build(model, precision), model.initial_state(lanes)
             for parameter in model.parameters():
                 parameter.grad = torch.zeros_like(parameter)
             optimiser.step()  # in which it makes its state

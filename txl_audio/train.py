@@ -89,7 +89,7 @@ class Trainer:
             raise ConfigError("train.codebook_weights is of neural codecs' codes; leave it out")
         for stream in model.streams.values():
             scoring.view(stream)  # what the end cannot score is refused now
-        self.learner = Learner(model, config)
+        self.learner = Learner(model, config, precision)
         self.average, self.optimiser = self.learner.average, self.learner.optimiser
         self.at = Position()
         self.samplers: dict[str, Callable[..., None]] = {}

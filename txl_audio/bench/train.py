@@ -152,7 +152,7 @@ def training_step(
 ) -> Callable[[], int]:
     """A function that does one training step on random symbols and returns their number."""
     device, places = next(model.parameters()).device, model.spec.symbols_per_frame
-    optimiser = config.build(model)
+    optimiser = config.build(model, precision)
     state = model.initial_state(lanes)
     tokens = torch.randint(model.spec.vocab_size, (lanes, segment_len + 1, places), device=device)
 

@@ -183,7 +183,7 @@ def _sound(
         **how,
     )
     rate, wanted = model.spec.sample_rate_hz, round(seconds * model.spec.sample_rate_hz)
-    begun, first_chunk_s, made = time.perf_counter(), 0.0, 0
+    begun, first_chunk_s, first, made = time.perf_counter(), 0.0, 0, 0
     power, clipped = 0.0, 0
     with (
         runtime.single_thread(next(model.parameters()).device),
@@ -193,18 +193,21 @@ def _sound(
         for chunk, generated in stream:
             write(chunk)
             if generated:
-                first_chunk_s = first_chunk_s or time.perf_counter() - begun
                 made += chunk.size
+                if not first_chunk_s:
+                    first_chunk_s, first = time.perf_counter() - begun, made
                 power += float((chunk**2).sum())
                 clipped += int((abs(chunk) >= 1).sum())
                 speed = made / rate / (time.perf_counter() - begun)
                 update(made, wanted, f"samples, {speed:.2f} x real time")
     wall_s = time.perf_counter() - begun
+    # Before the first chunk a prompt is read and, once on a machine, the sampler is compiled.
+    taken_s, after = (wall_s - first_chunk_s, made - first) if made > first else (wall_s, made)
     figures = {
         "samples": made,
         "seconds": made / rate,
         "wall_s": wall_s,
-        "rtf": wall_s * rate / made if made else None,
+        "rtf": taken_s * rate / after if after else None,
         "first_chunk_ms": 1000 * first_chunk_s,
         "level_dbfs": 10 * math.log10(max(1e-12, power / max(1, made))),
         "clipped_samples": clipped,
@@ -215,7 +218,7 @@ def _sound(
         tell(
             figures,
             f"{made / rate:.2f} s in {wall_s:.1f} s"
-            + (f" (real-time factor {figures['rtf']:.2f})" if made else "")
+            + (f" (first {first_chunk_s:.2f} s, then {figures['rtf']:.2f} of real time)" if made else "")
             + f", in {out}",
             as_json,
         )

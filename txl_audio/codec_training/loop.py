@@ -64,7 +64,7 @@ class CodecTrainer:
         self.piece_samples = round(config.seconds * SAMPLE_RATE_HZ / FRAME_SAMPLES) * FRAME_SAMPLES
         self.quantiser = residual_quantiser(model.config, config.commitment).to(self.device)
         self.spectral = SpectralLoss(SAMPLE_RATE_HZ).to(self.device)
-        self.optimiser = config.build(model)
+        self.optimiser = config.build(model, precision)
         self.at = Position()
         self.adversary = None if config.adversarial is None else Adversary(config.adversarial, self.device)
         # Codes of the batches since the last record: how evenly every codebook is used.

@@ -11,6 +11,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -74,7 +75,8 @@ class Row:
 def _load(name: str) -> dict[str, Any]:
     """The splits, their audio as it is stored. Kept, for rows are read one after another."""
     try:
-        import datasets
+        # By name: type checkers without the package take the module beside this one for it.
+        datasets: Any = import_module("datasets")
     except ImportError as error:
         raise DataError(
             f"{name} needs the package datasets ({error}); pip install 'txl-audio[datasets]'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -98,7 +99,8 @@ class SocketConnection(_Reading, WebSocketsSansIOProtocol):
         if self.close_sent:
             return
         assert self.conn.close_sent is not None
-        self.queue.put_nowait({"type": "websocket.disconnect", "code": self.conn.close_sent.code})
+        gone: Any = {"type": "websocket.disconnect", "code": self.conn.close_sent.code}
+        self.queue.put_nowait(gone)
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.transport.resume_reading()
         self.close_sent = True
