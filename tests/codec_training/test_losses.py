@@ -30,12 +30,23 @@ def test_a_spectrum_reads_a_sine_at_its_place_and_height() -> None:
 
 def test_the_spectral_loss_is_of_levels_and_not_of_phases(speech_like: Speech) -> None:
     loss, pcm = SpectralLoss(16_000), torch.from_numpy(speech_like(1.0, 0))[None]
-    assert float(loss(pcm, pcm)) == 0.0
-    assert float(loss(-pcm, pcm)) == pytest.approx(0.0, abs=1e-6)
-    # A factor of 2 is 0.301 in log10 wherever there is sound.
-    assert float(loss(2 * pcm, pcm)) == pytest.approx(0.301, abs=0.02)
-    noisy = pcm + 0.01 * torch.randn_like(pcm)
-    assert 0 < float(loss(pcm + 0.001 * torch.randn_like(pcm), pcm)) < float(loss(noisy, pcm))
+    assert [float(x) for x in loss(pcm, pcm)] == [0.0, 0.0]
+    assert [float(x) for x in loss(-pcm, pcm)] == pytest.approx([0.0, 0.0], abs=1e-6)
+    # Wherever there is sound a factor of 2 is 0.301 in log10, and 2^0.46 = 1.376 in loudness.
+    assert [float(x) for x in loss(2 * pcm, pcm)] == pytest.approx([0.301, 0.376], abs=0.02)
+    noise = torch.randn(pcm.shape, generator=torch.Generator().manual_seed(0))
+    little, more = loss(pcm + 0.001 * noise, pcm), loss(pcm + 0.01 * noise, pcm)
+    assert all(0 < float(a) < float(b) for a, b in zip(little, more, strict=True))
+
+
+def test_loudness_hears_a_faint_band_less_than_a_strong_one() -> None:
+    t = torch.arange(16_000) / 16_000
+    strong = 0.3 * torch.sin(2 * torch.pi * 500 * t)[None]
+    faint = 0.001 * torch.sin(2 * torch.pi * 4000 * t)[None]
+    loss = SpectralLoss(16_000)
+    (log_faint, loud_faint) = loss(strong + 2 * faint, strong + faint)
+    (log_strong, loud_strong) = loss(2 * strong + faint, strong + faint)
+    assert float(loud_strong) / float(loud_faint) > 2 * float(log_strong) / float(log_faint)
 
 
 def test_figures_leave_out_what_is_not_known(speech_like: Speech) -> None:

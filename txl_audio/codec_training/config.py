@@ -24,7 +24,8 @@ class CodecTrainConfig(OptimConfig):
     """Budget, batch and intervals, as of `train.TrainConfig`.
 
     batch: pieces of `seconds` of sound in a step.
-    commitment: weight of the distance between latents and their codes.
+    log_spectra, loudness, commitment: weights of the distances of log spectra, of loudness, and between
+        latents and their codes.
     adversarial: a discriminator trained against the codec; None: spectral loss alone.
     validate_recordings: how many recordings of the validation split are measured on the way; the end measures
         all.
@@ -34,6 +35,8 @@ class CodecTrainConfig(OptimConfig):
     minutes: float | None = Field(default=None, gt=0)
     batch: int = Field(default=12, ge=1)
     seconds: float = Field(default=1.0, ge=0.2)
+    log_spectra: float = Field(default=0.3, ge=0)
+    loudness: float = Field(default=3.0, ge=0)
     commitment: float = Field(default=0.25, ge=0)
     log_every: int = Field(default=50, ge=1)
     validate_every: int = Field(default=1000, ge=1)

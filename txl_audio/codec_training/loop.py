@@ -88,9 +88,13 @@ class CodecTrainer:
         quantised, codes, commitment = self.quantiser(latents.float())
         with runtime.autocast(self.device, self.precision):
             decoded = self.model.whole_sound(quantised)
-        spectral = self.spectral(decoded, pcm)
-        loss = spectral + commitment.sum()
-        losses = {"spectral": spectral.item(), "commitment": commitment.sum().item()}
+        logs, loudness = self.spectral(decoded, pcm)
+        loss = self.config.log_spectra * logs + self.config.loudness * loudness + commitment.sum()
+        losses = {
+            "log_spectra": logs.item(),
+            "loudness": loudness.item(),
+            "commitment": commitment.sum().item(),
+        }
         if self.adversary is not None and self.progress() >= self.adversary.config.start:
             with runtime.autocast(self.device, self.precision):
                 adversarial, facts = self.adversary.losses(decoded, pcm, draws)
@@ -123,8 +127,8 @@ class CodecTrainer:
                 self.at.seconds, since = self.at.seconds + now - since, now
                 sound_s = (self.at.step - begun[0]) * c.batch * self.piece_samples / SAMPLE_RATE_HZ
                 rate = sound_s / max(1e-9, self.at.seconds - begun[1])
-                spectral = recent[-1]["spectral"]
-                reporter.progress(self.at.step, self.progress(), loss=spectral, sound_per_s=rate)
+                loudness = recent[-1]["loudness"]
+                reporter.progress(self.at.step, self.progress(), loudness=loudness, sound_per_s=rate)
                 if self.at.step % c.log_every == 0:
                     self._record(reporter, recent, rate)
                     recent = []

@@ -11,14 +11,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 _SMALLEST = 1e-5
+_LOUDNESS = 0.46  # of sizes, whose squares are power
 
 
 class SpectralLoss(nn.Module):
-    """Mean L1 distance of log10 mel spectra at several resolutions (DAC, arXiv 2306.06546, section 3.4).
+    """How far mel spectra lie apart at several resolutions, in two ways, both mean L1 distances.
+
+    Of log10 (DAC, arXiv 2306.06546, section 3.4): a band that nobody hears counts as much as any other.
+    Of loudness, the power 0.23 of power (Zwicker; ITU-T P.862 has it too), in shares of the target's mean:
+    what stands out counts.
 
     Args:
         windows: window lengths in samples, with steps of a quarter of them.
         mels: mel bands of each.
+        heard: of these windows, those whose loudness is compared: about 32 and 64 ms, as long as an ear's.
     """
 
     def __init__(
@@ -26,9 +32,10 @@ class SpectralLoss(nn.Module):
         sample_rate_hz: int,
         windows: tuple[int, ...] = (128, 256, 512, 1024, 2048),
         mels: tuple[int, ...] = (16, 32, 64, 96, 128),
+        heard: tuple[int, ...] = (512, 1024),
     ) -> None:
         super().__init__()
-        self.windows = windows
+        self.windows, self.heard = windows, heard
         for window, bands in zip(windows, mels, strict=True):
             bank = librosa.filters.mel(sr=sample_rate_hz, n_fft=window, n_mels=bands, norm="slaney")
             scale = bank.sum(axis=1, keepdims=True)
@@ -36,18 +43,23 @@ class SpectralLoss(nn.Module):
             self.register_buffer(f"bank_{window}", bank.T.contiguous(), persistent=False)
             self.register_buffer(f"window_{window}", torch.hann_window(window), persistent=False)
 
-    def forward(self, pcm: Tensor, target: Tensor) -> Tensor:
-        """pcm, target [B, N] -> scalar."""
-        losses: list[Tensor] = []
+    def forward(self, pcm: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """pcm, target [B, N] -> distance of log spectra and of loudness, scalars."""
+        logs: list[Tensor] = []
+        louds: list[Tensor] = []
         for window in self.windows:
             with torch.no_grad():
                 wanted = self._bands(target, window)
-            losses.append(F.l1_loss(self._bands(pcm, window), wanted))
-        return torch.stack(losses).mean()
+            given = self._bands(pcm, window)
+            logs.append(F.l1_loss(given.log10(), wanted.log10()))
+            if window in self.heard:
+                loudness = wanted**_LOUDNESS
+                louds.append(F.l1_loss(given**_LOUDNESS, loudness) / loudness.mean())
+        return torch.stack(logs).mean(), torch.stack(louds).mean()
 
     def _bands(self, pcm: Tensor, window: int) -> Tensor:
         size = spectrum(pcm, self.get_buffer(f"window_{window}")).abs()
-        return (size @ self.get_buffer(f"bank_{window}")).clamp_min(_SMALLEST).log10()
+        return (size @ self.get_buffer(f"bank_{window}")).clamp_min(_SMALLEST)
 
 
 def spectrum(pcm: Tensor, window: Tensor) -> Tensor:

@@ -22,9 +22,9 @@ class CodecReporter(Reporter):
         facts = StreamFacts("loss", 0.0)
         super().__init__(folder, streams={SINGLE: facts}, machine_flops=1.0, resumed_at=resumed_at)
 
-    def progress(self, step: int, share: float, *, loss: float, sound_per_s: float) -> None:
-        """sound_per_s: seconds of sound trained on in a second."""
-        shown = f"step {step}  loss {loss:.3f}  {sound_per_s:.1f} s of sound/s"
+    def progress(self, step: int, share: float, *, loudness: float, sound_per_s: float) -> None:
+        """loudness: how far it is off; sound_per_s: seconds of sound trained on in a second."""
+        shown = f"step {step}  loudness off by {loudness:.1%}  {sound_per_s:.1f} s of sound/s"
         self.bar.update(self.task, completed=min(1.0, share), rate=shown)
 
     def figures(self, kind: str, at: Mapping[str, float], values: Mapping[str, float]) -> None:
