@@ -1,11 +1,13 @@
 """Raw speech in figures: collects what was measured, writes docs/raw_audio.md and its pictures.
 
     python scripts/raw_audio_report.py --run                    # first measures what is missing: hours
+    python scripts/raw_audio_report.py --run memory free        # only these parts of it
     python scripts/raw_audio_report.py "60 minutes=runs/long"   # with one more run in the tables
 
-Everything lies in one folder, --study; scripts/raw_audio_study.py says what and how it is measured. Sections
-whose inputs are missing are left out. With --run the commands are printed as they begin, one after another;
-what is finished and was asked for in the same words is not done again.
+Everything lies in one folder, --study; scripts/raw_audio_study.py says what and how it is measured. With
+--run the commands are printed as they begin, one after another; what is finished and was asked for in the
+same words is not done again. All figures are also written to docs/raw_audio.json: what --study has no results
+of stays as it is there, so that the parts may be measured at different times. What neither has is left out.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import io
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from raw_audio_study import (
     CLOSE_BITS,
+    KINDS,
     MEMORY_FRAME,
     MODEL,
     ONE_SAMPLE,
@@ -36,6 +39,7 @@ from raw_audio_study import (
     heard,
     heard_run,
     measure,
+    of_weights,
     rows_of,
 )
 
@@ -155,8 +159,7 @@ def curves(models: list[Entry], docs: Path) -> list[str]:
     ]
 
 
-def memory(study: Path, docs: Path) -> list[str]:
-    rows = rows_of(study, "memory")
+def memory(rows: list[dict[str, Any]], docs: Path) -> list[str]:
     if not rows:
         return []
     axes = new_axes(xlabel="memory (s)", ylabel="bits per sample")
@@ -173,11 +176,9 @@ def memory(study: Path, docs: Path) -> list[str]:
     ]
 
 
-def ablation(study: Path) -> list[str]:
-    rows = rows_of(study, "ablation")
+def ablation(rows: list[dict[str, Any]], again: list[dict[str, Any]]) -> list[str]:
     if not rows:
         return []
-    again = rows_of(study, "ablation_seed_1")
     first, second = ({r["name"]: r["bits_per_sample"] for r in seed} for seed in (rows, again))
     cells = [("variant", "bits per sample", "against the first", "with seed 1", "parameters", "steps")]
     for r in rows:
@@ -196,16 +197,9 @@ def ablation(study: Path) -> list[str]:
     ]
 
 
-def free_running(given: argparse.Namespace, shards: Shards | None) -> list[str]:
-    """Of the weights that the run has now; results of others are left out."""
-    free, hour = (
-        (given.study / kind, heard(given.study / kind, heard_run(given))) for kind in ("free", "hour")
-    )
+def free_running(figures: dict[str, Any], given: argparse.Namespace, shards: Shards | None) -> list[str]:
     lines: list[str] = []
-    for folder, results in (free, hour):
-        if results is None and (folder / "results.json").is_file():
-            print(f"{folder} is not of the weights of {heard_run(given)}: left out", file=sys.stderr)
-    if (results := free[1]) is not None:
+    if results := figures["free"]:
         lines += [
             sampled(results),
             "",
@@ -214,12 +208,11 @@ def free_running(given: argparse.Namespace, shards: Shards | None) -> list[str]:
             *statistics_table(results),
             "",
         ]
-        lines += found_picture(
-            free[0] / "spectrograms.png", given.docs, "real speech, then prompts and how they go on"
-        )
-        if shards is not None:
-            lines += against_truth(free[0], results, shards, given.docs)
-    if (results := hour[1]) is not None:
+        folder = given.study / "free"
+        shown = "real speech, then prompts and how they go on"
+        lines += found_picture(folder / "spectrograms.png", given.docs, shown)
+        lines += against_truth(folder, results, shards, given.docs)
+    if results := figures["hour"]:
         first, last = results["minutes"][0], results["minutes"][-1]
         lines += [
             f"{sampled(results)} The first minute took {first['real_time_factor']:.3f} of its time, the last "
@@ -229,7 +222,8 @@ def free_running(given: argparse.Namespace, shards: Shards | None) -> list[str]:
             *verdict_table(results["verdicts"]),
             "",
         ]
-        lines += found_picture(hour[0] / "minutes.png", given.docs, "the long run, minute by minute")
+        shown = "the long run, minute by minute"
+        lines += found_picture(given.study / "hour" / "minutes.png", given.docs, shown)
     return ["## Free-running", "", *lines] if lines else []
 
 
@@ -245,21 +239,22 @@ def sampled(results: dict[str, Any]) -> str:
     )
 
 
-def against_truth(folder: Path, results: dict[str, Any], shards: Shards, docs: Path) -> list[str]:
+def against_truth(folder: Path, results: dict[str, Any], shards: Shards | None, docs: Path) -> list[str]:
     """Pictures of how documents really go on beside how the model does."""
-    documents = {document.id: document for document in shards.documents}
+    what = "left: how the recordings go on; right: how the model does. Line: end of the prompt"
     sounds: dict[str, np.ndarray] = {}
-    for name in list(dict.fromkeys(excerpt["prompt"] for excerpt in results["excerpts"]))[:3]:
-        path = folder / f"{name}.flac"
-        if name in documents and path.is_file():
-            truth = mulaw_decode(shards.symbols(documents[name]).reshape(-1))
-            continued, _ = soundfile.read(path, dtype="float32", stop=len(truth))
-            sounds |= {f"{name}: truth": truth, f"{name}: continued": continued}
-    if not sounds:
-        return []
+    if shards is not None:
+        documents = {document.id: document for document in shards.documents}
+        for name in list(dict.fromkeys(excerpt["prompt"] for excerpt in results["excerpts"]))[:3]:
+            path = folder / f"{name}.flac"
+            if name in documents and path.is_file():
+                truth = mulaw_decode(shards.symbols(documents[name]).reshape(-1))
+                continued, _ = soundfile.read(path, dtype="float32", stop=len(truth))
+                sounds |= {f"{name}: truth": truth, f"{name}: continued": continued}
+    if shards is None or not sounds:
+        return earlier_picture(docs, "truth", what)
     ends = dict.fromkeys(sounds, results["settings"]["prompt_seconds"])
     figure = plot_spectrograms(sounds, shards.spec.sample_rate_hz, boundaries_s=ends, columns=2)
-    what = "left: how the recordings go on; right: how the model does. Line: end of the prompt"
     return [picture(drawn(figure), docs, "truth", what)]
 
 
@@ -286,7 +281,16 @@ def saved(axes: Axes, docs: Path, name: str, what: str) -> str:
 
 
 def found_picture(path: Path, docs: Path, what: str) -> list[str]:
-    return [picture(Image.open(path), docs, f"free_{path.stem}", what)] if path.is_file() else []
+    name = f"free_{path.stem}"
+    return (
+        [picture(Image.open(path), docs, name, what)] if path.is_file() else earlier_picture(docs, name, what)
+    )
+
+
+def earlier_picture(docs: Path, name: str, what: str) -> list[str]:
+    """The line of a picture that was drawn when its inputs were there."""
+    path = docs / f"raw_audio_{name}.png"
+    return [f"![{what}]({path.name})\n"] if path.is_file() else []
 
 
 def picture(image: Image.Image, docs: Path, name: str, what: str) -> str:
@@ -300,12 +304,32 @@ def picture(image: Image.Image, docs: Path, name: str, what: str) -> str:
         image = image.resize((image.width * 4 // 5, image.height * 4 // 5), Image.Resampling.LANCZOS)
 
 
-def write(given: argparse.Namespace) -> Path:
-    """Writes the report; its path. Raises DataError where nothing was measured."""
-    study, docs = given.study, given.docs
+def collected(given: argparse.Namespace) -> dict[str, Any]:
+    """What was measured, else what raw_audio.json has of it. Free running only of the weights of now."""
+    study, path = given.study, given.docs / "raw_audio.json"
+    figures: dict[str, Any] = {"equal": {}, "more": {}, "memory": [], "ablation": [], "ablation_seed_1": []}
+    figures |= {"free": None, "hour": None, **(json.loads(path.read_text()) if path.is_file() else {})}
     folders = {TITLES[name]: study / "peers" / name for name in PEERS}
     folders |= {name: folder_of(name, study) for name in (MODEL, ONE_SAMPLE)}
-    equal, more = entries(folders, given.minutes), entries(dict(given.runs))
+    figures["equal"] |= {e.name: asdict(e) for e in entries(folders, given.minutes)}
+    figures["more"] |= {e.name: asdict(e) for e in entries(dict(given.runs))}
+    figures["memory"] = rows_of(study, "memory") or figures["memory"]
+    if rows := rows_of(study, "ablation"):  # those with another seed belong to them
+        figures |= {"ablation": rows, "ablation_seed_1": rows_of(study, "ablation_seed_1")}
+    run = heard_run(given)
+    for kind in ("free", "hour"):
+        own = study / kind / "results.json"
+        figures[kind] = heard(own, run) or figures[kind]
+        if (own.is_file() or figures[kind]) and not of_weights(figures[kind], run):
+            print(f"what is known of {kind} is not of the weights of {run}: left out", file=sys.stderr)
+            figures[kind] = None
+    return figures
+
+
+def write(given: argparse.Namespace) -> Path:
+    """Writes the report and its figures; its path. Raises DataError where nothing was measured."""
+    study, docs, figures = given.study, given.docs, collected(given)
+    equal, more = ([Entry(**e) for e in figures[kind].values()] for kind in ("equal", "more"))
     shards = Shards.open(given.data) if (given.data / "index.json").is_file() else None
     docs.mkdir(parents=True, exist_ok=True)
     sections = [
@@ -317,9 +341,9 @@ def write(given: argparse.Namespace) -> Path:
         ),
         *comparison("More runs", more, "Minutes are training time by the clock, without validations."),
         *curves([*equal, *more], docs),
-        *memory(study, docs),
-        *ablation(study),
-        *free_running(given, shards),
+        *memory(figures["memory"], docs),
+        *ablation(figures["ablation"], figures["ablation_seed_1"]),
+        *free_running(figures, given, shards),
     ]
     if not sections:
         raise DataError(f"nothing was measured in {study}; measure with --run, or name runs as NAME=FOLDER")
@@ -330,6 +354,7 @@ def write(given: argparse.Namespace) -> Path:
     head += ["Written by `python scripts/raw_audio_report.py --run`, which measures what is missing.", ""]
     path = docs / "raw_audio.md"
     path.write_text("\n".join([*head, *sections]).rstrip() + "\n")
+    (docs / "raw_audio.json").write_text(json.dumps(figures, indent=1) + "\n")
     return path
 
 
@@ -347,7 +372,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--study", type=Path, default=Path("out/raw_audio"))
     parser.add_argument("--data", type=Path, default=Path("data/kathleen"), help="prepared shards")
     parser.add_argument("--docs", type=Path, default=Path("docs"))
-    parser.add_argument("--run", action="store_true", help="measure what is missing first")
+    parser.add_argument(
+        "--run", nargs="*", choices=KINDS, help="first measure what is missing, of all or of these parts"
+    )
     parser.add_argument("--config", default="configs/audio/kathleen_likelihood.yaml", help="of this model")
     parser.add_argument("--model", type=Path, help="run that free-running judges; default: this model's")
     parser.add_argument("--minutes", type=float, default=8.0, help="training of peers and model")
@@ -355,7 +382,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args(arguments)
     try:
-        if given.run:
+        if given.run is not None:
             measure(given)
         print(write(given))
     except TxlError as error:

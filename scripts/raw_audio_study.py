@@ -17,7 +17,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from txl_audio.recipe.config import RunConfig
 from txl_audio.tokens import CheckpointError, ConfigError
 
 SCRIPTS = Path(__file__).parent
+KINDS = ("models", "peers", "memory", "free", "hour", "ablation")
 PEERS = ("floor", "lstm", "wavenet", "samplernn", "sashimi", "megabyte", "x-transformers")
 MODEL = "this model"
 ONE_SAMPLE = f"{MODEL}, P 1"
@@ -135,20 +136,23 @@ def heard_run(given: argparse.Namespace) -> Path:
     return given.model or folder_of(MODEL, given.study)
 
 
-def heard(folder: Path, run: Path) -> dict[str, Any] | None:
-    """results.json of scripts/free_running.py, where it is of the weights that the run has now."""
-    path = folder / "results.json"
-    if not path.is_file():
-        return None
-    results = json.loads(path.read_text())
+def heard(path: Path, run: Path) -> dict[str, Any] | None:
+    """Results of scripts/free_running.py, where they are of the weights that the run has now."""
+    results = json.loads(path.read_text()) if path.is_file() else None
+    return results if of_weights(results, run) else None
+
+
+def of_weights(results: Mapping[str, Any] | None, run: Path) -> bool:
+    """Whether results are of the weights that the run has now."""
+    if results is None:
+        return False
     try:
         weights = recipe.run_folder(run).path / "model.safetensors"
     except CheckpointError:
-        return None
+        return False
     if not weights.is_file():
-        return None
-    own = hashlib.sha256(weights.read_bytes()).hexdigest()
-    return results if results.get("weights_sha256") == own else None
+        return False
+    return results.get("weights_sha256") == hashlib.sha256(weights.read_bytes()).hexdigest()
 
 
 def commands(given: argparse.Namespace) -> Iterator[list[str]]:
@@ -156,10 +160,31 @@ def commands(given: argparse.Namespace) -> Iterator[list[str]]:
 
     Results are kept where they say that just this was asked; compare.py looks after its own.
     """
-    study, config = given.study, load(RunConfig, given.config)
+    kinds, study, config = given.run or KINDS, given.study, load(RunConfig, given.config)
     study.mkdir(parents=True, exist_ok=True)
     threads = ["--threads", str(given.threads)]
     steps = [str(given.steps), *threads]
+    if "models" in kinds or "peers" in kinds:
+        yield from equal_minutes(given, config, kinds)
+    if "memory" in kinds:
+        yield compare(given, "memory", variants(given, memories(config)), ["--equal-steps", *steps])
+    yield from listening(given, kinds)
+    if "ablation" in kinds:
+        (study / "ablation").mkdir(parents=True, exist_ok=True)
+        (study / "ablation" / "codes.yaml").write_text(codes_config(config))
+        parts = variants(given, ablation(config))
+        parts["plain embeddings of codes"] = f"{study / 'ablation' / 'codes.yaml'} data={given.data}"
+        yield compare(given, "ablation", parts, ["--steps", *steps])
+        if close := close_ones(study):
+            again = {name: f"{parts[name]} seed=1" for name in (MODEL, *close)}
+            yield compare(given, "ablation_seed_1", again, ["--steps", *steps])
+
+
+def equal_minutes(
+    given: argparse.Namespace, config: RunConfig, kinds: Collection[str]
+) -> Iterator[list[str]]:
+    """Peers and models, trained for as many steps as the minutes hold."""
+    study, threads = given.study, ["--threads", str(given.threads)]
     own = variants(given, models(config))
     if not (study / "costs.json").is_file():
         systems = [*(name for name in present_peers() if name != "floor"), f"{MODEL}={own[MODEL]}"]
@@ -167,24 +192,15 @@ def commands(given: argparse.Namespace) -> Iterator[list[str]]:
         yield [*costs, "--data", str(given.data), *threads, *systems]
     costs_s = json.loads((study / "costs.json").read_text())
     held = {name: str(max(1, round(60 * given.minutes / cost_s))) for name, cost_s in costs_s.items()}
-    for name in present_peers():
+    if "models" in kinds:
+        yield compare(given, "models", own, ["--steps", held[MODEL], *threads])
+    for name in present_peers() if "peers" in kinds else ():
         out = ["--data", str(given.data), "--out", str(study / "peers" / name)]
         training = ["baselines/train.py", name, "--steps", held.get(name, ""), *threads, *out]
         command = ["baselines/floor.py", *out] if name == "floor" else training
         result = study / "peers" / name / "result.json"
         if not result.is_file() or json.loads(result.read_text()).get("arguments") != command[1:]:
             yield command
-    yield compare(given, "models", own, ["--steps", held[MODEL], *threads])
-    yield compare(given, "memory", variants(given, memories(config)), ["--equal-steps", *steps])
-    (study / "ablation").mkdir(parents=True, exist_ok=True)
-    (study / "ablation" / "codes.yaml").write_text(codes_config(config))
-    parts = variants(given, ablation(config))
-    parts["plain embeddings of codes"] = f"{study / 'ablation' / 'codes.yaml'} data={given.data}"
-    yield compare(given, "ablation", parts, ["--steps", *steps])
-    if close := close_ones(study):
-        again = {name: f"{parts[name]} seed=1" for name in (MODEL, *close)}
-        yield compare(given, "ablation_seed_1", again, ["--steps", *steps])
-    yield from listening(given)
 
 
 def present_peers() -> list[str]:
@@ -215,15 +231,17 @@ def close_ones(study: Path) -> list[str]:
     ]
 
 
-def listening(given: argparse.Namespace) -> Iterator[list[str]]:
+def listening(given: argparse.Namespace, kinds: Collection[str]) -> Iterator[list[str]]:
     run = heard_run(given)
     for kind, what in (
         ("free", ["--prompts", "20"]),
         ("hour", ["--prompts", "1", "--seconds", "3600", "--no-audio"]),
     ):
+        if kind not in kinds:
+            continue
         out = given.study / kind
         words = [str(run), "--data", str(given.data), "--out", str(out), *HELD_OUT, *what]
-        results = heard(out, run)
+        results = heard(out / "results.json", run)
         if results is None or results["arguments"] != words:
             yield ["free_running.py", *words]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,24 @@ def test_what_was_heard_of_other_weights_is_left_out(words: list[str], tmp_path:
     assert "is not of the weights of" in capsys.readouterr().err
 
 
+def test_what_was_measured_earlier_stays_and_gives_way(words: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    write_peer(folder / "peers" / "lstm", 3.5)
+    (folder / "memory").mkdir()
+    row = {"name": "1", "bits_per_sample": 3.0, "parameters": 1, "steps": 7, "seconds": 60.0}
+    (folder / "memory" / "table.json").write_text(json.dumps([row]))
+    write_run(tmp_path / "model")
+    write_heard(folder / "free", tmp_path / "model")
+    first = written([*words, "--model", str(tmp_path / "model")])
+    shutil.rmtree(folder)
+    assert written([*words, "--model", str(tmp_path / "model")]) == first
+    write_peer(folder / "peers" / "lstm", 3.4)
+    write_peer(folder / "peers" / "wavenet", 3.6)
+    text = written([*words, "--model", str(tmp_path / "model")])
+    assert "| LSTM 512 | 3.400 |" in text and "| WaveNet, 2 x 10 layers | 3.600 |" in text
+    assert "3.500" not in text and "| 1 | 3.0000 | 1.0 |" in text
+
+
 class Asked:
     """Stands for subprocess.run; the trainings of the ablation leave a table."""
 
@@ -216,6 +235,15 @@ def test_all_is_asked_for(asked: Asked) -> None:
     for words in (free, hour):
         assert words[words.index("--first") + 1] == "20" and words[words.index("--seed") + 1] == "1"
     assert hour[hour.index("--seconds") + 1] == "3600" and "--no-audio" in hour
+
+
+def test_parts_can_be_asked_for(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = Asked(Path(words[1]))
+    monkeypatch.setattr(study.subprocess, "run", stub)
+    monkeypatch.setattr(report, "write", lambda _: "written")
+    assert report.main([*words, "--run", "memory", "hour", "--steps", "9"]) == 0
+    assert [Path(line[0]).name for line in stub.lines] == ["compare.py", "free_running.py"]
+    assert "memory" in stub.lines[0][1] and "3600" in stub.lines[1]
 
 
 # What is compared has to be alike in all but what is asked about, and no two trainings are the same.
