@@ -258,6 +258,49 @@ def test_continuing_never_leaves_less_than_was_there(tmp_path: Path) -> None:
         writer.abandon()
 
 
+def test_a_folder_has_one_writer(tmp_path: Path) -> None:
+    """A second one says so and changes nothing, whether it would continue or start anew."""
+    pytest.importorskip("fcntl")
+    writer = ShardWriter(tmp_path / "out", spec=SPEC, preparation={}, resume_key="same")
+    about: dict[str, Any] = {"split": "train", "source": "", "sha256": ""}
+    writer.append(np.array([1, 2]), id="a", **about)
+    for key in ("same", "other", None):
+        with pytest.raises(DataError, match=r"out\.partial is being written by another process; wait"):
+            ShardWriter(tmp_path / "out", spec=SPEC, preparation={}, resume_key=key)
+    writer.append(np.array([3]), id="b", **about)
+    writer.close()
+    shards = Shards.open(tmp_path / "out")
+    assert [shards.symbols(d).ravel().tolist() for d in shards.documents] == [[1, 2], [3]]
+    write(tmp_path / "out", 5)  # nothing holds it any more
+
+
+@pytest.mark.parametrize("limit", [0, 350, 850, 950])
+def test_a_full_disk_is_named_and_continued_after(tmp_path: Path, limit: int) -> None:
+    """Full at the head of the journal, at its lines, at symbols and at the index: never half a folder."""
+    resource = pytest.importorskip("resource")
+    arrays = [np.full(n, n % 256) for n in (300, 700, 900)]
+
+    def fill(out: Path, key: str | None) -> None:
+        with ShardWriter(out, spec=SPEC, preparation={}, resume_key=key) as writer:
+            for n, symbols in list(enumerate(arrays))[len(writer.documents) :]:
+                writer.append(symbols, id=f"{n}", split="train", source="", sha256="")
+
+    for key in ("same", None):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        out = tmp_path / f"out-{key}"
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        try:
+            with pytest.raises(DataError, match=r"partial cannot be written: .*; make room, then prepare"):
+                fill(out, key)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert not out.exists()
+        fill(out, key)
+        fill(tmp_path / "whole", key)
+        for path in (tmp_path / "whole").iterdir():
+            assert (out / path.name).read_bytes() == path.read_bytes()
+
+
 class Killed(BaseException):
     """Stands for the end of the process."""
 

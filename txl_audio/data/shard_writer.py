@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +27,11 @@ from txl_audio.data.shards import (
 )
 from txl_audio.runtime import sync_folder
 from txl_audio.tokens import DataError, SpecError, TokenSpec, TxlError
+
+try:
+    import fcntl
+except ImportError:  # Windows has no flock
+    fcntl = None
 
 FILE_BYTES = 1 << 30
 _JOURNAL_FILE = "documents.jsonl"
@@ -47,7 +54,8 @@ class ShardWriter:
         may_be_empty: whether `close` accepts no documents, as part of a larger set may have.
         file_bytes: a file that has so many ends, and the next document begins another.
 
-    Raises DataError where `out` is anything but a shard folder, an empty folder or nothing.
+    Raises DataError where `out` is anything but a shard folder, an empty folder or nothing, where another
+    process writes it, and where the disk is full.
     """
 
     def __init__(
@@ -77,8 +85,19 @@ class ShardWriter:
         header |= {"file_bytes": file_bytes}
         # Through JSON, so that tuples and lists compare equal.
         header = json.loads(json.dumps(header))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _hold(self.folder)
+        try:
+            with self._full_disk_named():
+                self._begin(header)
+        except BaseException:
+            self._release()
+            raise
+
+    def _begin(self, header: dict[str, Any]) -> None:
+        """Opens the files: after the documents of a partial folder that can be continued, else anew."""
         journal_bytes = 0
-        if resume_key is not None:
+        if self._resume_key is not None:
             self.documents, journal_bytes = self._finished(header)
         if self.documents:
             # The journal follows the symbols, so symbols of an unfinished document may stand last.
@@ -88,8 +107,8 @@ class ShardWriter:
                     path.unlink()
             os.truncate(self.folder / _JOURNAL_FILE, journal_bytes)
         else:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self.folder.mkdir(parents=True)
+            for path in self.folder.iterdir():  # not the folder, which is held
+                path.unlink()
         self._ids = {document.id for document in self.documents}
         self._tokens = self._open_last()
         self._journal = open(self.folder / _JOURNAL_FILE, "a", encoding="utf-8")  # noqa: SIM115
@@ -177,11 +196,16 @@ class ShardWriter:
 
     def close(self) -> None:
         """Finishes the folder and moves it to its place. Raises DataError where it has no documents."""
-        if not (self.documents or self._may_be_empty):
-            self.abandon()
-            shutil.rmtree(self.folder, ignore_errors=True)
-            raise DataError(f"nothing to write to {self.out}: no documents")
-        self.abandon()
+        try:
+            self._close_files()
+            if not (self.documents or self._may_be_empty):
+                shutil.rmtree(self.folder, ignore_errors=True)
+                raise DataError(f"nothing to write to {self.out}: no documents")
+            self._finish()
+        finally:
+            self._release()
+
+    def _finish(self) -> None:
         index = {
             "version": VERSION,
             "spec": self.spec.to_json(),
@@ -202,8 +226,32 @@ class ShardWriter:
 
     def abandon(self) -> None:
         """Closes the files and leaves the partial folder, to be continued or started anew."""
-        self._tokens.close()
-        self._journal.close()
+        try:
+            self._close_files()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        lock, self._lock = self._lock, None  # once: its number may be another file's by then
+        _let_go(lock)
+
+    def _close_files(self) -> None:
+        try:
+            self._tokens.close()
+        finally:
+            self._journal.close()
+
+    @contextmanager
+    def _full_disk_named(self) -> Iterator[None]:
+        """What the system says of a full disk names no file."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            raise DataError(
+                f"{self.folder} cannot be written: {error}; make room, then prepare again"
+            ) from error
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -211,12 +259,17 @@ class ShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.close()
-            return
-        self.abandon()
-        if self._resume_key is None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        with self._full_disk_named():
+            if error is None:
+                self.close()
+                return
+            with suppress(OSError):  # of what could not be written; complete documents have been
+                self._close_files()
+            if self._resume_key is None:
+                shutil.rmtree(self.folder, ignore_errors=True)
+            self._release()
+            if isinstance(error, OSError):
+                raise error
 
     def _frames(self) -> int:
         return self.documents[-1].offset + self.documents[-1].frames if self.documents else 0
@@ -268,11 +321,44 @@ def finish_interrupted(out: Path) -> None:
     folder = beside(out, ".partial")
     if (folder / _JOURNAL_FILE).exists() or not (folder / INDEX_FILE).is_file():
         return
+    lock = _hold(folder)
     try:
         Shards.open(folder)
     except TxlError:
-        return  # half deleted; a writer starts it anew
-    _put_in_place(folder, out)
+        pass  # half deleted; a writer starts it anew
+    else:
+        _put_in_place(folder, out)
+    finally:
+        _let_go(lock)
+
+
+def _hold(folder: Path) -> int | None:
+    """Holds a folder for this process until `_let_go`, or until it ends; None where there are no locks.
+
+    The folder itself is locked, so that nothing is left in it. Raises DataError where another holds it.
+    """
+    if fcntl is None:
+        return None
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held = folder.exists() and os.path.samestat(os.fstat(lock), folder.stat())
+    except BlockingIOError:
+        held = False
+    except OSError:
+        os.close(lock)
+        return None  # a file system without locks
+    if not held:  # or it was put in place just now
+        os.close(lock)
+        raise DataError(
+            f"{folder} is being written by another process; wait for it, stop it, or choose another --out"
+        )
+    return lock
+
+
+def _let_go(lock: int | None) -> None:
+    if lock is not None:
+        os.close(lock)
 
 
 def _put_in_place(folder: Path, out: Path) -> None:
