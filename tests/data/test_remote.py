@@ -108,3 +108,27 @@ def test_what_is_wrong_behind_a_url_is_named(folder: Path) -> None:
     tokens.unlink()
     with pytest.raises(DataError, match=r"tokens.bin has no bytes"):
         Shards.open(f"file://{folder}")
+
+
+@pytest.mark.parametrize("failures", [2, 9])
+def test_a_server_that_fails_is_asked_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    shards = Shards.open(f"file://{folder}")
+    fs: Any = shards._files[0]._folder._fs  # pyright: ignore
+    read, left, waits = fs.cat_file, [OSError("503 Service Unavailable")] * failures, []
+
+    def cat_file(*args: Any, **options: Any) -> bytes:
+        if left:
+            raise left.pop()
+        return read(*args, **options)
+
+    monkeypatch.setattr(fs, "cat_file", cat_file)
+    monkeypatch.setattr("time.sleep", waits.append)
+    document = shards.documents[0]
+    if failures > len(remote._WAITS_S):
+        with pytest.raises(DataError, match=r"tokens.bin cannot be read: 503 Service Unavailable"):
+            shards.symbols(document)
+        return
+    np.testing.assert_array_equal(shards.symbols(document), Shards.open(folder).symbols(document))
+    assert waits == list(remote._WAITS_S[:failures])

@@ -6,6 +6,7 @@ the same document is on its way, so that memory is bounded by a few windows for 
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +19,9 @@ from txl_audio.tokens import DataError
 WINDOW_BYTES = 1 << 20
 _KEPT = 2
 """Windows behind the newest: a frame begins before the place that a segment goes on at."""
+
+_WAITS_S = (1.0, 4.0, 16.0)
+"""Before each further try of a read that failed: servers restart, and a training has read for days."""
 
 
 def is_url(path: str | Path) -> bool:
@@ -69,16 +73,24 @@ class RemoteFolder:
         return self._readers.submit(self._read, name, begin, end)
 
     def _read(self, name: str, begin: int, end: int) -> bytes:
-        try:
-            data = self._fs.cat_file(f"{self._root}/{name}", start=begin, end=end)
-        except Exception as error:
-            raise DataError(f"{self.url}/{name} cannot be read: {error}") from error
+        data = self._tried(name, begin, end)
         if len(data) != end - begin:
             raise DataError(
                 f"{self.url}/{name} ends {end - begin - len(data)} bytes early; was it "
                 "replaced while it is read?"
             )
         return data
+
+    def _tried(self, name: str, begin: int, end: int) -> bytes:
+        waits = iter(_WAITS_S)
+        while True:
+            try:
+                return self._fs.cat_file(f"{self._root}/{name}", start=begin, end=end)
+            except Exception as error:
+                wait = next(waits, None)
+                if wait is None or isinstance(error, (FileNotFoundError, PermissionError)):
+                    raise DataError(f"{self.url}/{name} cannot be read: {error}") from error
+            time.sleep(wait)
 
 
 class RemoteLine:
